@@ -1,0 +1,149 @@
+"""What a prior costs: forward + backward time, and bytes kept for backward, next to attention without one.
+
+    python benchmarks/attention.py            # all grids, about three minutes on two cores
+    python benchmarks/attention.py --short    # 8 x 8 and 16 x 16, about half a minute
+    python benchmarks/attention.py --compile  # adds the same under torch.compile
+
+Every way runs once in each round, in turn, so a busy machine slows all of them alike; a ratio is taken inside a round.
+Printed: the median ratio to `F.scaled_dot_product_attention` without a prior, and the quartiles. Tables and masks are
+built from the parameters inside the measured step, as they are in training; the step is what lies between the linear
+layers of a timm block: qkv in one array, heads split, attention, heads merged.
+"""
+
+import argparse
+import functools
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import vicinal
+from vicinal.attention import attend
+
+Way = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# side -> batch, heads, dim: the paper's ViT at 32 px, a middle size, DeiT-Ti at 224 px, the paper's size at patch 1
+SHAPES = {8: (128, 12, 16), 14: (16, 3, 64), 16: (32, 6, 32), 32: (4, 3, 32)}
+SHORT = (8, 16)
+
+
+class PaperMask(nn.Module):
+    """The mask as the paper's program builds it: kernels x heads x tokens x tokens numbers, every step."""
+
+    def __init__(self, heads: int, grid: vicinal.Grid, kernels: int) -> None:
+        super().__init__()
+        self.sigma = nn.Parameter(10 + 10 * torch.randn(kernels, heads, 1, 1))
+        self.alpha = nn.Parameter(2 * torch.randn(kernels, heads, 1, 1))
+        place = grid.coordinates().float()
+        self.register_buffer("distance", torch.cdist(place, place).square())
+
+    def forward(self) -> Tensor:
+        """The mask, `(heads, tokens, tokens)`."""
+        return (self.alpha * torch.exp(-self.distance / (2 * (self.sigma**2 + 1e-5)))).sum(0)
+
+
+def paper_attention(q: Tensor, k: Tensor, v: Tensor, mask: PaperMask) -> Tensor:
+    """Eager attention under the paper's mask."""
+    return ((q @ k.transpose(-2, -1)) * q.shape[-1] ** -0.5 * mask()).softmax(-1) @ v
+
+
+def ways(heads: int, grid: vicinal.Grid, compiled: bool) -> dict[str, Way]:
+    """Everything that is compared, by name; the first one is the measure."""
+
+    def ours(spec: str, **options: str) -> Way:
+        return functools.partial(attend, prior=vicinal.build_prior(spec, heads=heads, grid=grid), **options)
+
+    found: dict[str, Way] = {
+        "SDPA, no prior": F.scaled_dot_product_attention,
+        "paper's way, K=5": functools.partial(paper_attention, mask=PaperMask(heads, grid, 5)),
+        "plain eager, gmm K=5": ours("gmm:init=spread", backend="plain"),
+        "vicinal, gmm K=1": ours("gmm:init=spread,kernels=1"),
+        "vicinal, gmm K=5": ours("gmm:init=spread"),
+        "vicinal, gmm K=20": ours("gmm:init=spread,kernels=20"),
+        "vicinal, gab (bias)": ours("gab"),
+        "vicinal, gmm+gab (both)": ours("gmm:init=spread+gab"),
+        "vicinal, conv (bias)": ours("conv"),
+    }
+    if compiled:
+        # Gradients of the priors' parameters included; each way compiles in its first, unmeasured round.
+        names = ["SDPA, no prior", "vicinal, gmm K=5", "vicinal, gab (bias)", "vicinal, conv (bias)"]
+        found |= {f"compiled: {name}": torch.compile(found[name], fullgraph=True, dynamic=False) for name in names}
+    return found
+
+
+def saved_bytes(step: Callable[[], Tensor], kept_anyway: set[int]) -> int:
+    """Bytes that autograd keeps between forward and backward, each storage once."""
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in kept_anyway:
+            sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes() if tensor._base is None else tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = step()
+    del out
+    return sum(sizes.values())
+
+
+def measure(side: int, rounds: int, compiled: bool) -> None:
+    """Time all ways on one grid and print a table."""
+    batch, heads, dim = SHAPES[side]
+    grid = vicinal.Grid(side, side)
+    qkv = torch.randn(batch, grid.tokens, 3 * heads * dim, requires_grad=True)
+    gradient = torch.randn(batch, grid.tokens, heads * dim)
+    contenders = ways(heads, grid, compiled)
+
+    def modules(way: Way) -> list[nn.Module]:
+        values = getattr(way, "keywords", {}).values()
+        return [value for value in values if isinstance(value, nn.Module)]
+
+    def forward(way: Way) -> Tensor:
+        q, k, v = qkv.view(batch, grid.tokens, 3, heads, dim).permute(2, 0, 3, 1, 4).unbind(0)
+        return way(q, k, v).transpose(1, 2).reshape(gradient.shape)
+
+    def step(way: Way) -> None:
+        inputs = [qkv, *(parameter for module in modules(way) for parameter in module.parameters())]
+        torch.autograd.grad(forward(way), inputs, gradient)
+
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for count in range(rounds + 2):
+        for name, way in contenders.items():
+            start = time.perf_counter()
+            step(way)
+            if count >= 2:
+                times[name].append(time.perf_counter() - start)
+    memory = {}
+    for name, way in contenders.items():
+        constant = {t.untyped_storage().data_ptr() for m in modules(way) for t in (*m.parameters(), *m.buffers())}
+        memory[name] = saved_bytes(functools.partial(forward, way), constant)
+    base, base_memory = times["SDPA, no prior"], memory["SDPA, no prior"]
+    print(f"\ngrid {grid}, batch {batch}, {heads} heads of {dim}")
+    print(f"{'':34}{'ms':>8}{'ratio':>8}{'quartiles':>15}{'saved MB':>10}{'ratio':>7}")
+    for name in contenders:
+        ratios = [t / b for t, b in zip(times[name], base, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(
+            f"{name:34}{statistics.median(times[name]) * 1e3:8.1f}{middle:8.2f}{f'{low:.2f}-{high:.2f}':>15}"
+            f"{memory[name] / 1e6:10.1f}{memory[name] / base_memory:7.2f}"
+        )
+
+
+def main() -> None:
+    """Parse the command line and print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="8 x 8 and 16 x 16 only")
+    parser.add_argument("--compile", action="store_true", help="add torch.compile'd ways")
+    parser.add_argument("--rounds", type=int, default=None, help="measured rounds (15; short: 7)")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward + backward, fp32")
+    for side in SHORT if arguments.short else SHAPES:
+        measure(side, arguments.rounds or (7 if arguments.short else 15), arguments.compile)
+
+
+if __name__ == "__main__":
+    main()

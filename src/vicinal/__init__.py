@@ -1,0 +1,42 @@
+"""vicinal gives vision transformers a sense of what is near: spatial priors for self-attention.
+
+Names resolve when first used, so that `import vicinal` and `vicinal --help` do not load torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from vicinal.attention import attend as attend
+    from vicinal.errors import VicinalError as VicinalError
+    from vicinal.grid import Grid as Grid
+    from vicinal.priors import Prior as Prior
+    from vicinal.priors import build_prior as build_prior
+    from vicinal.priors import list_priors as list_priors
+    from vicinal.priors import register_prior as register_prior
+
+_HOME = {
+    "Grid": "vicinal.grid",
+    "Prior": "vicinal.priors",
+    "VicinalError": "vicinal.errors",
+    "attend": "vicinal.attention",
+    "build_prior": "vicinal.priors",
+    "list_priors": "vicinal.priors",
+    "register_prior": "vicinal.priors",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'vicinal' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,54 @@
+"""`vicinal VERB ...`: finds the verb's file, and prints errors as short messages.
+
+A verb's file is imported when the verb is called, so `vicinal --help` loads nothing heavy.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import vicinal
+from vicinal.errors import VicinalError, unknown
+
+VERBS = {"priors": "list the spatial priors and their options, or draw them"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0, or 2 for bad input."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("-h", "--help"):
+        print(usage())
+        return 0
+    if words[0] == "--version":
+        print(f"vicinal {vicinal.__version__}")
+        return 0
+    try:
+        if words[0] not in VERBS:
+            raise unknown("command", words[0], VERBS)
+        importlib.import_module(f"vicinal.cli.{words[0]}").run(words[1:])
+    except VicinalError as error:
+        if debug:
+            raise
+        print(f"vicinal: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        sys.stderr.close()
+    return 0
+
+
+def usage() -> str:
+    """What `vicinal --help` prints."""
+    verbs = "\n".join(f"  {name:12}{line}" for name, line in VERBS.items())
+    return (
+        "usage: vicinal COMMAND [--help] ...\n\n"
+        "Spatial priors for vision transformers, so that they train well on small data.\n\n"
+        f"commands:\n{verbs}\n\n"
+        "options:\n  --help      this, or a command's own help\n  --version   print the version\n"
+        "  --debug     show where an error comes from"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""`vicinal priors`: what priors there are, which options they take, how they look."""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from vicinal.grid import Grid
+from vicinal.priors import build_prior, get_prior, list_priors, prior_options
+from vicinal.priors.registry import describe_type
+
+__all__ = ["run"]
+
+
+def priors(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    /,
+    draw: Path | None = None,
+    heads: int = 6,
+    grid: tuple[int, int] = (8, 8),
+) -> None:
+    """List the spatial priors and their options, or draw them.
+
+    Args:
+        name: a prior to describe in full, or a spec such as gmm:kernels=3 to draw; all of them by default.
+        draw: write a picture of the prior, or of all, to this file.
+        heads: number of heads, for drawing and for counting parameters.
+        grid: height and width in patches, for drawing and for counting parameters.
+    """
+    place = Grid(*grid)
+    if draw is not None:
+        from vicinal.priors.drawing import draw_priors, example_priors
+
+        chosen = {name: build_prior(name, heads=heads, grid=place)} if name else example_priors(heads=heads, grid=place)
+        print(f"wrote {draw_priors(chosen, draw)}")
+    elif name is not None:
+        print(describe(name))
+    else:
+        print(table(heads, place))
+
+
+def table(heads: int, grid: Grid) -> str:
+    """All priors, a line each, then their options."""
+    lines = [f"parameters per layer are for {heads} heads on a {grid.height} x {grid.width} grid", ""]
+    lines.append(f"{'prior':10}{'parameters':>10}  what it does, and its options with their defaults")
+    for name in list_priors():
+        count = sum(parameter.numel() for parameter in build_prior(name, heads=heads, grid=grid).parameters())
+        lines.append(f"{name:10}{count:>10}  {_summary(name)}")
+        options = [f"{option.name}={option.default}".lower() for option in prior_options(name)]
+        lines += [f"{'':22}{', '.join(options)}"] if options else []
+    lines += [
+        "",
+        "write them as name:option=value,option=value and join several with +, as in gmm:kernels=3,init=spread+gab",
+    ]
+    return "\n".join(lines)
+
+
+def describe(name: str) -> str:
+    """One prior: its formula, its options, and what each takes."""
+    cls = get_prior(name)
+    module = inspect.getmodule(cls)
+    formula = inspect.getdoc(module) or ""
+    takes = [
+        f"  {option.name}={str(option.default).lower()}: {describe_type(option.type)}" for option in prior_options(name)
+    ]
+    return "\n".join(
+        [formula, "", inspect.getdoc(cls) or "", "", f"options of {name} and what they take:", *(takes or ["  none"])]
+    )
+
+
+def _summary(name: str) -> str:
+    return (inspect.getdoc(get_prior(name)) or "").split("\n")[0].rstrip(".")
+
+
+def run(words: Sequence[str]) -> None:
+    """Parse the words behind the verb and act."""
+    tyro.cli(priors, prog="vicinal priors", args=words)

@@ -1,0 +1,149 @@
+"""Where tokens sit: the only file that knows the layout.
+
+Tokens are `prefix` tokens without a position (class, distillation, registers), then `height x width` patches, row by
+row. The offset between two patches is `d = key - query`, in patches, as (rows, columns). A quantity that depends on the
+offset only is a table of `(2 height - 1) x (2 width - 1)` numbers with offset (0, 0) in its centre.
+"""
+
+import math
+import operator
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from vicinal.errors import VicinalError
+
+__all__ = ["Grid"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A rectangle of patches behind `prefix` tokens that have no position.
+
+    >>> grid = Grid(2, 3, prefix=1)
+    >>> grid.tokens, grid.table_shape
+    (7, (3, 5))
+    >>> grid.squared_distance()
+    tensor([[5., 2., 1., 2., 5.],
+            [4., 1., 0., 1., 4.],
+            [5., 2., 1., 2., 5.]])
+    """
+
+    height: int
+    width: int
+    prefix: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given, least = getattr(self, field.name), 0 if field.name == "prefix" else 1
+            try:
+                number = operator.index(given)
+            except TypeError:
+                number = -1
+            if number < least:
+                raise VicinalError(f"Grid {field.name} must be a whole number >= {least}, given {given!r}")
+            object.__setattr__(self, field.name, number)
+
+    @classmethod
+    def from_tokens(cls, tokens: int, *, prefix: int = 0, aspect: float = 1.0) -> "Grid":
+        """The grid of a sequence of `tokens`, whose patches form a rectangle of height / width = `aspect`.
+
+        >>> Grid.from_tokens(197, prefix=1)
+        Grid(height=14, width=14, prefix=1)
+        >>> Grid.from_tokens(32, aspect=0.5)
+        Grid(height=4, width=8, prefix=0)
+        """
+        patches = tokens - prefix
+        if patches < 1:
+            raise VicinalError(
+                f"{prefix} prefix tokens leave no patch in a sequence of {tokens} tokens; expected fewer"
+            )
+        height = max(1, round((patches * aspect) ** 0.5))
+        width = patches // height
+        if height * width != patches or round(width * aspect) != height:
+            raise VicinalError(
+                f"{tokens} tokens less {prefix} prefix tokens are {patches} patches, "
+                f"which form no grid of height / width = {aspect:g}; give Grid(height, width, prefix)"
+            )
+        return cls(height, width, prefix)
+
+    @property
+    def patches(self) -> int:
+        """Tokens that have a position."""
+        return self.height * self.width
+
+    @property
+    def tokens(self) -> int:
+        """All tokens, prefix included."""
+        return self.prefix + self.patches
+
+    @property
+    def side(self) -> float:
+        """Side of the square of the same area, in patches."""
+        return math.sqrt(self.patches)
+
+    @property
+    def table_shape(self) -> tuple[int, int]:
+        """Shape of a table over offsets."""
+        return 2 * self.height - 1, 2 * self.width - 1
+
+    def coordinates(self, device: torch.device | None = None) -> Tensor:
+        """(row, column) of each patch, row-major: `(patches, 2)`."""
+        rows = torch.arange(self.height, device=device)
+        columns = torch.arange(self.width, device=device)
+        return torch.cartesian_prod(rows, columns).view(-1, 2)
+
+    def offsets(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Offsets along the table's two axes: `(2 height - 1, 1)` and `(1, 2 width - 1)`; they broadcast to a table."""
+        rows = torch.arange(1 - self.height, self.height, device=device, dtype=dtype or torch.float32)
+        columns = torch.arange(1 - self.width, self.width, device=device, dtype=dtype or torch.float32)
+        return rows[:, None], columns[None, :]
+
+    def squared_distance(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """|d|^2 for every offset: `(2 height - 1, 2 width - 1)`."""
+        rows, columns = self.offsets(device, dtype)
+        return rows.square() + columns.square()
+
+    def manhattan_distance(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """|d|_1 for every offset: `(2 height - 1, 2 width - 1)`."""
+        rows, columns = self.offsets(device, dtype)
+        return rows.abs() + columns.abs()
+
+    def offset_index(self, device: torch.device | None = None) -> Tensor:
+        """Where each (query, key) pair of tokens finds its offset in the flattened table: `(tokens, tokens)`.
+
+        Pairs with a prefix token point one past the table's end, where `unfold` puts the neutral value.
+        """
+        rows, columns = self.coordinates(device).unbind(1)
+        row = rows[None, :] - rows[:, None] + self.height - 1
+        column = columns[None, :] - columns[:, None] + self.width - 1
+        return self._behind_prefix(row * self.table_shape[1] + column, self.table_shape[0] * self.table_shape[1])
+
+    def pair_index(self, device: torch.device | None = None) -> Tensor:
+        """As `offset_index`, for a quantity free per pair of patches, flattened from `(patches, patches)`."""
+        pairs = torch.arange(self.patches**2, device=device)
+        return self._behind_prefix(pairs.view(self.patches, self.patches), self.patches**2)
+
+    def _behind_prefix(self, index: Tensor, neutral: int) -> Tensor:
+        return torch.nn.functional.pad(index, (self.prefix, 0, self.prefix, 0), value=neutral)
+
+    def __str__(self) -> str:
+        return f"{self.height} x {self.width}" + (f" + {self.prefix} prefix" if self.prefix else "")
+
+
+def append_neutral(values: Tensor, neutral: float) -> Tensor:
+    """Flatten `(heads, rows, columns)` and put the prefix tokens' value behind: `(heads, rows * columns + 1)`."""
+    return torch.cat([values.flatten(1), values.new_full((values.shape[0], 1), neutral)], dim=1)
+
+
+def unfold(flat: Tensor, index: Tensor) -> Tensor:
+    """Look up each pair of tokens: `(..., entries)` and `(tokens, tokens)` give `(..., tokens, tokens)`."""
+    # index_select, because its backward is a plain index_add; indexing with brackets sorts first.
+    return flat.index_select(-1, index.flatten()).view(*flat.shape[:-1], *index.shape)
+
+
+def fold(gradient: Tensor, index: Tensor, entries: int) -> Tensor:
+    """The adjoint of `unfold`: sum `(..., tokens, tokens)` into `(..., entries)`."""
+    flat = gradient.new_zeros(*gradient.shape[:-2], entries)
+    return flat.index_add_(-1, index.flatten(), gradient.flatten(-2))

@@ -1,0 +1,154 @@
+"""What every prior is: a pair `(scale, bias)` for the attention logits, over offsets and over tokens."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.errors import VicinalError
+from vicinal.grid import Grid, append_neutral, unfold
+
+__all__ = ["Prior", "ScaleBias", "Values"]
+
+ScaleBias = tuple[Tensor | None, Tensor | None]
+Values = float | Sequence[float] | Sequence[Sequence[float]] | Tensor
+
+EPSILON = 1e-5  # added to a squared width, in patches: a kernel of width 0 touches its own patch only
+
+
+class Prior(nn.Module):
+    """Turns logits into `scale * logits + bias`, where scale and bias depend on where the tokens sit.
+
+    A subclass overrides `scale`, `bias` or both, and registers under a name:
+
+    >>> import torch, vicinal
+    >>> @vicinal.register_prior("ring")
+    ... class Ring(vicinal.Prior):
+    ...     "A preferred distance."
+    ...     def __init__(self, heads, grid, layer=0, depth=1, *, radius: float = 2.0):
+    ...         super().__init__(heads, grid, layer, depth)
+    ...         self.radius = torch.nn.Parameter(torch.full((heads,), radius))
+    ...     def bias(self):
+    ...         return -(self.grid.squared_distance().sqrt() - self.radius[:, None, None]).square()
+    >>> ring = vicinal.build_prior("ring:radius=3", heads=4, grid=vicinal.Grid(8, 8, prefix=1))
+    >>> scale, bias = ring()
+    >>> scale, bias.shape
+    (None, torch.Size([4, 65, 65]))
+
+    Args:
+        heads: attention heads the prior serves.
+        grid: where the tokens sit.
+        layer: index of the attention layer, from 0.
+        depth: number of attention layers in the model.
+    """
+
+    per_offset: bool = True
+    """Whether `scale` and `bias` are tables over offsets, or free per pair of patches."""
+
+    index: Tensor
+
+    def __init__(self, heads: int, grid: Grid, layer: int = 0, depth: int = 1) -> None:
+        super().__init__()
+        if not isinstance(heads, int) or heads < 1:
+            raise VicinalError(f"a prior needs heads as a whole number >= 1, given {heads!r}")
+        if not isinstance(grid, Grid):
+            raise VicinalError(f"a prior needs a Grid(height, width, prefix), given {grid!r}")
+        self.heads, self.layer, self.depth = heads, layer, depth
+        self._place(grid)
+
+    def _place(self, grid: Grid, device: torch.device | None = None) -> None:
+        self.grid = grid
+        index = grid.offset_index(device) if self.per_offset else grid.pair_index(device)
+        self.register_buffer("index", index, persistent=False)
+
+    def scale(self) -> Tensor | None:
+        """What multiplies the logits: `(heads or 1, 2h-1, 2w-1)`, or `(heads or 1, patches, patches)`; None for 1."""
+        return None
+
+    def bias(self) -> Tensor | None:
+        """What is added to the logits; shapes as for `scale`; None for 0."""
+        return None
+
+    def values(self) -> ScaleBias:
+        """`(scale(), bias())` for every head, in full precision whatever the autocast around it."""
+        with torch.autocast(self.index.device.type, enabled=False):
+            scale, bias = self.scale(), self.bias()
+        return (
+            None if scale is None else scale.expand(self.heads, -1, -1),
+            None if bias is None else bias.expand(self.heads, -1, -1),
+        )
+
+    def table(self) -> ScaleBias | None:
+        """Scale and bias over offsets, each `(heads, 2h-1, 2w-1)` or None; None if they are free per pair."""
+        return self.values() if self.per_offset else None
+
+    def pairs(self) -> ScaleBias:
+        """Scale and bias over pairs of patches, each `(heads, patches, patches)` or None."""
+        scale, bias = self.values()
+        if not self.per_offset:
+            return scale, bias
+        patches = self.index[self.grid.prefix :, self.grid.prefix :]
+        return (
+            None if scale is None else unfold(scale.flatten(1), patches),
+            None if bias is None else unfold(bias.flatten(1), patches),
+        )
+
+    def flat(self) -> ScaleBias:
+        """Scale and bias as `index` reads them: `(heads, entries + 1)`, the prefix tokens' neutral value last."""
+        scale, bias = self.values()
+        return (
+            None if scale is None else append_neutral(scale, 1.0),
+            None if bias is None else append_neutral(bias, 0.0),
+        )
+
+    def forward(self) -> ScaleBias:
+        """Scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
+        scale, bias = self.flat()
+        return (
+            None if scale is None else unfold(scale, self.index),
+            None if bias is None else unfold(bias, self.index),
+        )
+
+    def resize(self, grid: Grid, *, rescale: bool = False) -> "Prior":
+        """The same prior on another grid, as a new module.
+
+        Args:
+            grid: the new grid; its number of prefix tokens may differ too.
+            rescale: stretch widths with the grid, instead of keeping them in patches. Free tables always stretch.
+        """
+        resized, before = copy.deepcopy(self), self.grid
+        resized._place(grid, self.index.device)
+        with torch.no_grad():
+            resized._carry(before, rescale)
+        return resized
+
+    def _carry(self, before: Grid, rescale: bool) -> None:
+        """Fit the parameters to `self.grid`; they come from the grid `before`."""
+
+    def extra_repr(self) -> str:
+        """Heads and grid, for `print(model)`."""
+        return f"heads={self.heads}, grid={self.grid}"
+
+
+def flat_parameter(values: Tensor, requires_grad: bool = True) -> nn.Parameter:
+    """A 1-D parameter: the rule "no weight decay below 2-D", common to all trainers, then spares it."""
+    return nn.Parameter(values.detach().clone().flatten(), requires_grad)
+
+
+def widen(values: Tensor) -> Tensor:
+    """At least fp32, so that a model cast to half precision keeps exact tables."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def given_values(prior: str, option: str, values: Values, shape: tuple[int, ...]) -> Tensor:
+    """Starting values that the user gave, as `shape`: a number for all, one per row, or all of them."""
+    tensor = torch.as_tensor(values, dtype=torch.float32)
+    if tensor.dim() == 1 and len(shape) == 2:
+        tensor = tensor[:, None]
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        raise VicinalError(
+            f"{prior} takes {option} as one number or as shape {shape}, given shape {tuple(tensor.shape)}"
+        ) from None

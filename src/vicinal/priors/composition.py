@@ -1,0 +1,53 @@
+"""Several priors at once: `gmm+gab`.
+
+    logits -> (scale_1 scale_2 ...) logits + (bias_1 + bias_2 + ...)
+
+Scales act on Q K^T and biases are added behind all of them, where their papers put them, so the order does not matter.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from vicinal.errors import VicinalError
+from vicinal.grid import Grid
+from vicinal.priors.base import Prior, ScaleBias
+
+__all__ = ["Composition"]
+
+
+class Composition(Prior):
+    """Multiplies all scales and adds all biases of its parts.
+
+    Args:
+        parts: priors of the same heads and grid.
+    """
+
+    def __init__(self, parts: Sequence[Prior]) -> None:
+        first = parts[0]
+        for part in parts:
+            if (part.heads, part.grid) != (first.heads, first.grid):
+                raise VicinalError(
+                    f"priors compose on one grid and head count, given {first.heads} heads on {first.grid} "
+                    f"and {part.heads} heads on {part.grid}"
+                )
+        self.per_offset = all(part.per_offset for part in parts)
+        super().__init__(first.heads, first.grid, first.layer, first.depth)
+        self.parts = nn.ModuleList(parts)
+
+    def values(self) -> ScaleBias:
+        """Product of the parts' scales and sum of their biases."""
+        pairs = [part.values() if self.per_offset else part.pairs() for part in self._priors()]
+        scales = [scale for scale, _ in pairs if scale is not None]
+        biases = [bias for _, bias in pairs if bias is not None]
+        return functools.reduce(torch.mul, scales) if scales else None, functools.reduce(
+            torch.add, biases
+        ) if biases else None
+
+    def _priors(self) -> list[Prior]:
+        return [part for part in self.parts if isinstance(part, Prior)]
+
+    def _carry(self, before: Grid, rescale: bool) -> None:
+        self.parts = nn.ModuleList([part.resize(self.grid, rescale=rescale) for part in self._priors()])

@@ -1,0 +1,75 @@
+"""Decay: attention falls by a factor gamma with every step between two patches.
+
+    attention * gamma_h^|d|_1   that is   B_h(d) = |d|_1 log(gamma_h),   gamma_h = 1 - 2^(-5 - h)
+
+Sun et al., "Retentive Network", arXiv:2307.08621; with the Manhattan distance of Fan et al., "RMT", arXiv:2309.11523.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.errors import VicinalError
+from vicinal.grid import Grid
+from vicinal.priors.base import Prior, Values, given_values, widen
+
+__all__ = ["Decay"]
+
+
+class Decay(Prior):
+    """Multiplies attention by gamma to the Manhattan distance (RetNet, RMT).
+
+    Args:
+        gamma: decay in (0, 1], a number or one per head; by default 1 - 2^(-5 - head), as in RetNet.
+        learnable: learn gamma, one parameter per head; it stays in (0, 1).
+    """
+
+    rate: Tensor
+
+    def __init__(
+        self,
+        heads: int,
+        grid: Grid,
+        layer: int = 0,
+        depth: int = 1,
+        *,
+        gamma: Values | None = None,
+        learnable: bool = False,
+    ) -> None:
+        super().__init__(heads, grid, layer, depth)
+        self.learnable = learnable
+        if gamma is None:
+            step = -torch.log1p(-torch.exp2(-5.0 - torch.arange(heads)))
+        else:
+            start = given_values("decay", "gamma", gamma, (heads,))
+            if not bool(((start > 0) & (start <= 1)).all()):
+                raise VicinalError(f"decay needs gamma in (0, 1], given {start.tolist()}")
+            step = -start.log()
+        rate = step.log()  # -log(gamma) is positive, so its logarithm is free to move
+        if learnable:
+            self.rate = nn.Parameter(rate)
+        else:
+            self.register_buffer("rate", rate)
+
+    @property
+    def gamma(self) -> Tensor:
+        """Decay per step: `(heads,)`."""
+        return torch.exp(-torch.exp(widen(self.rate)))
+
+    def bias(self) -> Tensor:
+        """|d|_1 log(gamma_h): `(heads, 2h-1, 2w-1)`."""
+        rate = widen(self.rate)
+        return -torch.exp(rate)[:, None, None] * self.grid.manhattan_distance(rate.device, rate.dtype)
+
+    def _carry(self, before: Grid, rescale: bool) -> None:
+        if rescale:
+            self.rate.sub_(torch.tensor(self.grid.side / before.side).log().to(self.rate.device))
+
+    def extra_repr(self) -> str:
+        """Heads, grid and whether gamma is learned."""
+        return f"{super().extra_repr()}, learnable={self.learnable}"
+
+
+if __name__ == "__main__":
+    from vicinal.priors.drawing import main
+
+    main("decay")

@@ -1,0 +1,74 @@
+"""GAB, the Gaussian attention bias: a Gaussian of the distance is added to the logits.
+
+    B(d) = A^2 exp(-|d|^2 / (2 sigma^2))
+
+Kim et al., "Understanding Gaussian Attention Bias of Vision Transformers Using Effective Receptive Fields",
+arXiv:2305.04722. There is no constant term, because softmax ignores one.
+"""
+
+import torch
+from torch import Tensor
+
+from vicinal.grid import Grid
+from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, given_values, widen
+
+__all__ = ["GaussianBias"]
+
+
+class GaussianBias(Prior):
+    """Adds a Gaussian of the distance (GAB).
+
+    Args:
+        share_heads: one Gaussian for all heads, the paper's choice; else one per head.
+        sigma: starting width in patches, a number or one per head; by default 0.35 of the grid's side, where the
+            learned biases of the paper's Table 1 lie.
+        amplitude: starting A, a number or one per head.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        grid: Grid,
+        layer: int = 0,
+        depth: int = 1,
+        *,
+        share_heads: bool = True,
+        sigma: Values | None = None,
+        amplitude: Values = 1.0,
+    ) -> None:
+        super().__init__(heads, grid, layer, depth)
+        self.share_heads = share_heads
+        shape = (1 if share_heads else heads,)
+        start = 0.35 * grid.side if sigma is None else sigma
+        self.flat_sigma = flat_parameter(given_values("gab", "sigma", start, shape))
+        self.flat_amplitude = flat_parameter(given_values("gab", "amplitude", amplitude, shape))
+
+    @property
+    def sigma(self) -> Tensor:
+        """Widths in patches: `(heads,)`."""
+        return widen(self.flat_sigma).expand(self.heads)
+
+    @property
+    def amplitude(self) -> Tensor:
+        """Amplitudes A: `(heads,)`."""
+        return widen(self.flat_amplitude).expand(self.heads)
+
+    def bias(self) -> Tensor:
+        """B(d): `(heads, 2h-1, 2w-1)`."""
+        sigma, amplitude = self.sigma[:, None, None], self.amplitude[:, None, None]
+        distance = self.grid.squared_distance(sigma.device, sigma.dtype)
+        return amplitude.square() * torch.exp(-distance / (2 * (sigma.square() + EPSILON)))
+
+    def _carry(self, before: Grid, rescale: bool) -> None:
+        if rescale:
+            self.flat_sigma.mul_(self.grid.side / before.side)
+
+    def extra_repr(self) -> str:
+        """Heads, grid and sharing."""
+        return f"{super().extra_repr()}, share_heads={self.share_heads}"
+
+
+if __name__ == "__main__":
+    from vicinal.priors.drawing import main
+
+    main("gab")

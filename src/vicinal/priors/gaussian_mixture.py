@@ -1,0 +1,102 @@
+"""GMM, the Gaussian mixture mask: logits are multiplied by a sum of Gaussians of the distance.
+
+    M(d) = c + sum_k alpha_k exp(-|d|^2 / (2 (sigma_k^2 + 1e-5)))
+
+Li and Zhang, "Toward a Deeper Understanding: RetNet Viewed through Convolution", arXiv:2309.05375, where c = 0.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from vicinal.errors import VicinalError
+from vicinal.grid import Grid
+from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, given_values, widen
+
+__all__ = ["GaussianMixture"]
+
+
+class GaussianMixture(Prior):
+    """Multiplies by a mixture of Gaussians of the distance (GMM).
+
+    Args:
+        kernels: number of Gaussians K; 2 K parameters per head.
+        init: `identity` starts at M = 1, so that a trained model is unchanged: c = 1, alpha = 0, widths spread
+            geometrically from half a patch to the grid. `paper` draws sigma ~ N(10, 10^2) and alpha ~ N(0, 2^2).
+            `spread` takes the spread widths and draws alpha ~ N(1, 0.5^2).
+        share_heads: one mask for all heads.
+        sigma: starting widths in patches, instead of init's: a number, one per kernel, or `(kernels, heads)`.
+        alpha: starting amplitudes, instead of init's; shapes as for sigma.
+        constant: c, which is not learned; by default 1 if alpha starts from `identity`, else 0.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        grid: Grid,
+        layer: int = 0,
+        depth: int = 1,
+        *,
+        kernels: int = 5,
+        init: Literal["identity", "paper", "spread"] = "identity",
+        share_heads: bool = False,
+        sigma: Values | None = None,
+        alpha: Values | None = None,
+        constant: float | None = None,
+    ) -> None:
+        super().__init__(heads, grid, layer, depth)
+        if kernels < 1:
+            raise VicinalError(f"gmm needs kernels >= 1, given {kernels}")
+        self.kernels, self.init, self.share_heads = kernels, init, share_heads
+        shape = (kernels, 1 if share_heads else heads)
+        drawn_sigma, drawn_alpha = _draw(init, shape, grid)
+        self.flat_sigma = flat_parameter(drawn_sigma if sigma is None else given_values("gmm", "sigma", sigma, shape))
+        self.flat_alpha = flat_parameter(drawn_alpha if alpha is None else given_values("gmm", "alpha", alpha, shape))
+        starts_at_one = init == "identity" and alpha is None
+        self.constant = float(starts_at_one) if constant is None else constant
+
+    @property
+    def sigma(self) -> Tensor:
+        """Widths in patches: `(kernels, heads)`."""
+        return widen(self.flat_sigma).view(self.kernels, -1).expand(-1, self.heads)
+
+    @property
+    def alpha(self) -> Tensor:
+        """Amplitudes: `(kernels, heads)`."""
+        return widen(self.flat_alpha).view(self.kernels, -1).expand(-1, self.heads)
+
+    def scale(self) -> Tensor:
+        """M(d): `(heads, 2h-1, 2w-1)`."""
+        sigma, alpha = self.sigma, self.alpha
+        rows, columns = self.grid.offsets(sigma.device, sigma.dtype)
+        # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns:
+        # no table per kernel is ever formed. The exponent is complete before exp, so nothing underflows early.
+        rate = -0.5 / (sigma.square() + EPSILON)[..., None]
+        over_rows = torch.exp(rate * rows.square().view(-1))  # (kernels, heads, 2h-1)
+        over_columns = torch.exp(rate * columns.square().view(-1))  # (kernels, heads, 2w-1)
+        return self.constant + torch.einsum("khy,khx->hyx", alpha[..., None] * over_rows, over_columns)
+
+    def _carry(self, before: Grid, rescale: bool) -> None:
+        if rescale:
+            self.flat_sigma.mul_(self.grid.side / before.side)
+
+    def extra_repr(self) -> str:
+        """Heads, grid, kernels and the constant."""
+        return f"{super().extra_repr()}, kernels={self.kernels}, constant={self.constant:g}"
+
+
+def _draw(init: str, shape: tuple[int, int], grid: Grid) -> tuple[Tensor, Tensor]:
+    if init == "paper":
+        return 10 + 10 * torch.randn(shape), 2 * torch.randn(shape)
+    narrow, wide, kernels = math.log(0.5), math.log(max(grid.height, grid.width)), shape[0]
+    steps = torch.linspace(narrow, wide, kernels) if kernels > 1 else torch.tensor([(narrow + wide) / 2])
+    spread = steps.exp()[:, None].expand(shape)
+    return spread, torch.zeros(shape) if init == "identity" else 1 + 0.5 * torch.randn(shape)
+
+
+if __name__ == "__main__":
+    from vicinal.priors.drawing import main
+
+    main("gmm:init=spread")

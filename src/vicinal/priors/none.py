@@ -1,0 +1,15 @@
+"""None: attention as it is, the arm that every comparison needs."""
+
+from vicinal.priors.base import Prior
+
+__all__ = ["NoPrior"]
+
+
+class NoPrior(Prior):
+    """Changes nothing."""
+
+
+if __name__ == "__main__":
+    from vicinal.priors.drawing import main
+
+    main("none")
