@@ -21,14 +21,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from vicinal.errors import VicinalError, unknown
-from vicinal.grid import fold, unfold
+from vicinal.grid import Grid
 from vicinal.priors.base import Prior
 
 __all__ = ["attend", "attend_plain"]
 
 Backend = Literal["auto", "plain", "recompute", "flex"]
 
-# Logits in one piece of RecomputedAttention. On a CPU, three buffers of 2 MB pay least for cache misses and for starting
+# Logits in one piece of RecomputedAttention. On a CPU three buffers of 2 MB lose least to cache misses and to starting
 # operations, taken together; a GPU wants enough to be busy.
 CPU_PIECE = 2**19
 GPU_PIECE = 2**26
@@ -58,7 +58,7 @@ def attend(
         k: keys, as q.
         v: values, as q; their dim may differ.
         prior: what multiplies and shifts the logits; None for plain attention.
-        mask: True where a key may be seen, or numbers to add to the logits; broadcasts to `(batch, heads, tokens, tokens)`.
+        mask: True where a key may be seen, or numbers to add; broadcasts to `(batch, heads, tokens, tokens)`.
         dropout: probability that an attention weight is dropped. Applied whenever it is > 0: pass 0 in evaluation.
         scale: factor of q k^T; `dim ** -0.5` by default.
         backend: `auto` chooses; `plain` is the formula, `recompute` the memory-saving path, `flex` compiles
@@ -79,18 +79,17 @@ def attend(
             if dropout:
                 raise VicinalError(f"backend='flex' has no dropout, given {dropout}; use backend='auto'")
             return _attend_flex(q, k, v, prior, mask, scale)
-        multiply, add = prior.flat()
+        multiply, add = prior.values()
         if backend == "auto" and multiply is None and not _needs_gradient(add) and not _needs_gradient(mask):
-            mask = mask if add is None else _bias_mask(unfold(add, prior.index), mask, q.dtype)
+            bias = _over_tokens(add, 0.0, prior.grid, prior.per_offset, slice(None))
+            mask = mask if bias is None else _bias_mask(bias, mask, q.dtype)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
         if mask is not None:
             mask = _additive(mask, torch.promote_types(q.dtype, torch.float32))
             mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
         seed = int(torch.randint(2**62, ())) if dropout else 0
-        return cast(
-            "Tensor",
-            RecomputedAttention.apply(q, k, v, multiply, add, prior.index, mask, scale, dropout, seed),
-        )
+        recomputed = cast("Callable[..., Tensor]", RecomputedAttention.apply)
+        return recomputed(q, k, v, multiply, add, mask, prior.grid, prior.per_offset, scale, dropout, seed)
 
 
 def attend_plain(
@@ -134,20 +133,22 @@ class RecomputedAttention(torch.autograd.Function):
         v: Tensor,
         multiply: Tensor | None,
         add: Tensor | None,
-        index: Tensor,
         mask: Tensor | None,
+        grid: Grid,
+        per_offset: bool,
         scale: float,
         dropout: float,
         seed: int,
     ) -> Tensor:
-        """`multiply` and `add` are flat tables `(heads, entries)`, which `index`, `(tokens, tokens)`, unfolds."""
-        ctx.save_for_backward(q, k, v, multiply, add, index, mask)
-        ctx.scale, ctx.dropout, ctx.seed = scale, dropout, seed
+        """`multiply` and `add` are `Prior.values()`: tables over offsets, or pairs of patches."""
+        ctx.save_for_backward(q, k, v, multiply, add, mask)
+        ctx.grid, ctx.per_offset, ctx.scale, ctx.dropout, ctx.seed = grid, per_offset, scale, dropout, seed
         cut = _Cut(q, buffers=1)
         out = cut.result(v)
+        place = grid, per_offset
         generator = torch.Generator(q.device).manual_seed(seed)
         for head in cut.heads:
-            scales, biases = (None if flat is None else unfold(flat[head], index) for flat in (multiply, add))
+            scales, biases = _over_tokens(multiply, 1.0, *place, head), _over_tokens(add, 0.0, *place, head)
             for images, rows in cut.pieces:
                 queries = cut.queries(q[images, head, rows], scale)
                 keys, values = cut.matrices(k[images, head]), cut.matrices(v[images, head])
@@ -163,16 +164,17 @@ class RecomputedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k, v, of both tables and of the mask."""
-        q, k, v, multiply, add, index, mask = ctx.saved_tensors
+        q, k, v, multiply, add, mask = ctx.saved_tensors
+        grid, per_offset = place = ctx.grid, ctx.per_offset
         d_multiply, d_add, d_mask = (
             torch.zeros_like(values) if values is not None and ctx.needs_input_grad[argument] else None
-            for values, argument in ((multiply, 3), (add, 4), (mask, 6))
+            for values, argument in ((multiply, 3), (add, 4), (mask, 5))
         )
         cut = _Cut(q, buffers=2 if multiply is None else 3)
         dq, dk, dv = cut.result(q), cut.result(k), cut.result(v)
         generator = torch.Generator(q.device).manual_seed(ctx.seed)
         for head in cut.heads:
-            scales, biases = (None if flat is None else unfold(flat[head], index) for flat in (multiply, add))
+            scales, biases = _over_tokens(multiply, 1.0, *place, head), _over_tokens(add, 0.0, *place, head)
             d_scales = None if d_multiply is None or scales is None else torch.zeros_like(scales)
             d_biases = None if d_add is None or biases is None else torch.zeros_like(biases)
             for images, rows in cut.pieces:
@@ -209,11 +211,11 @@ class RecomputedAttention(torch.autograd.Function):
                 torch.bmm(d_products, keys, out=cut.matrices(dq[images, head, rows]))
                 cut.matrices(dk[images, head]).baddbmm_(d_products.mT, queries, beta=earlier)
             if d_multiply is not None and d_scales is not None:
-                d_multiply[head] = fold(d_scales, index, multiply.shape[1])
+                d_multiply[head] = _over_tokens_adjoint(d_scales, grid, per_offset)
             if d_add is not None and d_biases is not None:
-                d_add[head] = fold(d_biases, index, add.shape[1])
+                d_add[head] = _over_tokens_adjoint(d_biases, grid, per_offset)
         dq, dk, dv = (x.to(q.dtype) for x in (dq.mul_(ctx.scale), dk, dv))
-        return dq, dk, dv, d_multiply, d_add, None, d_mask, None, None, None
+        return dq, dk, dv, d_multiply, d_add, d_mask, None, None, None, None, None
 
 
 Head = int | slice
@@ -272,6 +274,18 @@ class _Cut:
         return out.to(self.soft_dtype)
 
 
+def _over_tokens(values: Tensor | None, neutral: float, grid: Grid, per_offset: bool, head: Head) -> Tensor | None:
+    """A prior's values for a head, or all, over pairs of tokens."""
+    if values is None:
+        return None
+    return grid.add_prefix(grid.unfold(values[head]) if per_offset else values[head], neutral)
+
+
+def _over_tokens_adjoint(gradient: Tensor, grid: Grid, per_offset: bool) -> Tensor:
+    pairs = grid.drop_prefix(gradient)
+    return grid.fold(pairs) if per_offset else pairs
+
+
 def _weights(
     products: Tensor, out: Tensor, scales: Tensor | None, biases: Tensor | None, masks: Tensor | None, rows: slice
 ) -> Tensor:
@@ -313,11 +327,10 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _bias_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     """A bias and a mask as one `attn_mask` of the dtype that the fused kernels take."""
-    # A bias below what half precision holds would become -inf, and a row of those NaN.
-    total = bias.clamp(min=torch.finfo(dtype).min)
-    if mask is not None:
-        total = total + _additive(mask, total.dtype)
-    return total.to(dtype).expand(1, *total.shape) if total.dim() == 3 else total.to(dtype)
+    if dtype.itemsize == 2:  # the best key of each query at 0, which softmax ignores: else a large bias overflows
+        bias = (bias - bias.amax(-1, keepdim=True)).clamp(min=torch.finfo(dtype).min)
+    total = bias[None] if mask is None else bias + _additive(mask, bias.dtype)
+    return total.to(dtype)
 
 
 def _needs_gradient(x: Tensor | None) -> bool:
@@ -366,8 +379,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor, prior: Prior, mask: Tensor | None, d
             f"the prior is for {grid.tokens} tokens ({grid}), given {q.shape[2]}; {shapes}. "
             "Another image size needs prior.resize(grid)"
         )
-    if not q.dtype.is_floating_point or not q.device == k.device == v.device == prior.index.device:
-        devices = ", ".join(f"{name} {x.device}" for name, x in (("q", q), ("k", k), ("v", v), ("prior", prior.index)))
+    if not q.dtype.is_floating_point or not q.device == k.device == v.device == prior.device:
+        devices = ", ".join(f"{name} {x.device}" for name, x in (("q", q), ("k", k), ("v", v), ("prior", prior)))
         raise VicinalError(f"attend takes floating-point numbers on one device, given {q.dtype}; {devices}")
     if not 0.0 <= dropout < 1.0:
         raise VicinalError(f"dropout is a probability in [0, 1), given {dropout}")

@@ -8,9 +8,11 @@ offset only is a table of `(2 height - 1) x (2 width - 1)` numbers with offset (
 import math
 import operator
 from dataclasses import dataclass, fields
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vicinal.errors import VicinalError
 
@@ -110,40 +112,40 @@ class Grid:
         rows, columns = self.offsets(device, dtype)
         return rows.abs() + columns.abs()
 
-    def offset_index(self, device: torch.device | None = None) -> Tensor:
-        """Where each (query, key) pair of tokens finds its offset in the flattened table: `(tokens, tokens)`.
+    def index(self, device: torch.device | None = None) -> Tensor:
+        """Where each (query, key) pair of tokens finds its offset in a flattened table: `(tokens, tokens)`.
 
-        Pairs with a prefix token point one past the table's end, where `unfold` puts the neutral value.
+        Pairs with a prefix token point one past the table's end.
         """
         rows, columns = self.coordinates(device).unbind(1)
         row = rows[None, :] - rows[:, None] + self.height - 1
         column = columns[None, :] - columns[:, None] + self.width - 1
-        return self._behind_prefix(row * self.table_shape[1] + column, self.table_shape[0] * self.table_shape[1])
+        return self.add_prefix(row * self.table_shape[1] + column, self.table_shape[0] * self.table_shape[1])
 
-    def pair_index(self, device: torch.device | None = None) -> Tensor:
-        """As `offset_index`, for a quantity free per pair of patches, flattened from `(patches, patches)`."""
-        pairs = torch.arange(self.patches**2, device=device)
-        return self._behind_prefix(pairs.view(self.patches, self.patches), self.patches**2)
+    def unfold(self, table: Tensor) -> Tensor:
+        """From offsets to pairs of patches: `(..., 2h-1, 2w-1)` to `(..., patches, patches)`.
 
-    def _behind_prefix(self, index: Tensor, neutral: int) -> Tensor:
-        return torch.nn.functional.pad(index, (self.prefix, 0, self.prefix, 0), value=neutral)
+        The same as looking `index` up, but it slides a window of the grid's size over the table instead: the window's
+        place is the query, counted from the far corner, and its inside the keys.
+        """
+        windows = table.unfold(-2, self.height, 1).unfold(-2, self.width, 1)  # (..., height, width, height, width)
+        return windows.flip(-4, -3).reshape(*table.shape[:-2], self.patches, self.patches)
+
+    def fold(self, pairs: Tensor) -> Tensor:
+        """The adjoint of `unfold`, which sums pairs of the same offset: `(..., patches, patches)` to a table."""
+        (rows, columns), batch = self.table_shape, pairs.shape[:-2]
+        windows = pairs.reshape(*batch, self.height, self.width, self.height, self.width).flip(-4, -3)
+        backward = torch.ops.aten.unfold_backward
+        partial = backward(windows, [*batch, self.height, columns, self.height], len(batch) + 1, self.width, 1)
+        return cast("Tensor", backward(partial, [*batch, rows, columns], len(batch), self.height, 1))
+
+    def add_prefix(self, pairs: Tensor, neutral: float) -> Tensor:
+        """From pairs of patches to pairs of tokens: `(..., tokens, tokens)`, `neutral` with a prefix token."""
+        return F.pad(pairs, (self.prefix, 0, self.prefix, 0), value=neutral) if self.prefix else pairs
+
+    def drop_prefix(self, pairs: Tensor) -> Tensor:
+        """From pairs of tokens to pairs of patches."""
+        return pairs[..., self.prefix :, self.prefix :]
 
     def __str__(self) -> str:
         return f"{self.height} x {self.width}" + (f" + {self.prefix} prefix" if self.prefix else "")
-
-
-def append_neutral(values: Tensor, neutral: float) -> Tensor:
-    """Flatten `(heads, rows, columns)` and put the prefix tokens' value behind: `(heads, rows * columns + 1)`."""
-    return torch.cat([values.flatten(1), values.new_full((values.shape[0], 1), neutral)], dim=1)
-
-
-def unfold(flat: Tensor, index: Tensor) -> Tensor:
-    """Look up each pair of tokens: `(..., entries)` and `(tokens, tokens)` give `(..., tokens, tokens)`."""
-    # index_select, because its backward is a plain index_add; indexing with brackets sorts first.
-    return flat.index_select(-1, index.flatten()).view(*flat.shape[:-1], *index.shape)
-
-
-def fold(gradient: Tensor, index: Tensor, entries: int) -> Tensor:
-    """The adjoint of `unfold`: sum `(..., tokens, tokens)` into `(..., entries)`."""
-    flat = gradient.new_zeros(*gradient.shape[:-2], entries)
-    return flat.index_add_(-1, index.flatten(), gradient.flatten(-2))

@@ -1,13 +1,14 @@
 """What every prior is: a pair `(scale, bias)` for the attention logits, over offsets and over tokens."""
 
 import copy
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
-from vicinal.grid import Grid, append_neutral, unfold
+from vicinal.grid import Grid
 
 __all__ = ["Prior", "ScaleBias", "Values"]
 
@@ -46,8 +47,6 @@ class Prior(nn.Module):
     per_offset: bool = True
     """Whether `scale` and `bias` are tables over offsets, or free per pair of patches."""
 
-    index: Tensor
-
     def __init__(self, heads: int, grid: Grid, layer: int = 0, depth: int = 1) -> None:
         super().__init__()
         if not isinstance(heads, int) or heads < 1:
@@ -55,12 +54,13 @@ class Prior(nn.Module):
         if not isinstance(grid, Grid):
             raise VicinalError(f"a prior needs a Grid(height, width, prefix), given {grid!r}")
         self.heads, self.layer, self.depth = heads, layer, depth
-        self._place(grid)
-
-    def _place(self, grid: Grid, device: torch.device | None = None) -> None:
         self.grid = grid
-        index = grid.offset_index(device) if self.per_offset else grid.pair_index(device)
-        self.register_buffer("index", index, persistent=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        first = next(itertools.chain(self.parameters(), self.buffers()), None)
+        return torch.device("cpu") if first is None else first.device
 
     def scale(self) -> Tensor | None:
         """What multiplies the logits: `(heads or 1, 2h-1, 2w-1)`, or `(heads or 1, patches, patches)`; None for 1."""
@@ -72,7 +72,7 @@ class Prior(nn.Module):
 
     def values(self) -> ScaleBias:
         """`(scale(), bias())` for every head, in full precision whatever the autocast around it."""
-        with torch.autocast(self.index.device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False):
             scale, bias = self.scale(), self.bias()
         return (
             None if scale is None else scale.expand(self.heads, -1, -1),
@@ -88,26 +88,14 @@ class Prior(nn.Module):
         scale, bias = self.values()
         if not self.per_offset:
             return scale, bias
-        patches = self.index[self.grid.prefix :, self.grid.prefix :]
-        return (
-            None if scale is None else unfold(scale.flatten(1), patches),
-            None if bias is None else unfold(bias.flatten(1), patches),
-        )
-
-    def flat(self) -> ScaleBias:
-        """Scale and bias as `index` reads them: `(heads, entries + 1)`, the prefix tokens' neutral value last."""
-        scale, bias = self.values()
-        return (
-            None if scale is None else append_neutral(scale, 1.0),
-            None if bias is None else append_neutral(bias, 0.0),
-        )
+        return None if scale is None else self.grid.unfold(scale), None if bias is None else self.grid.unfold(bias)
 
     def forward(self) -> ScaleBias:
         """Scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
-        scale, bias = self.flat()
+        scale, bias = self.pairs()
         return (
-            None if scale is None else unfold(scale, self.index),
-            None if bias is None else unfold(bias, self.index),
+            None if scale is None else self.grid.add_prefix(scale, 1.0),
+            None if bias is None else self.grid.add_prefix(bias, 0.0),
         )
 
     def resize(self, grid: Grid, *, rescale: bool = False) -> "Prior":
@@ -118,7 +106,7 @@ class Prior(nn.Module):
             rescale: stretch widths with the grid, instead of keeping them in patches. Free tables always stretch.
         """
         resized, before = copy.deepcopy(self), self.grid
-        resized._place(grid, self.index.device)
+        resized.grid = grid
         with torch.no_grad():
             resized._carry(before, rescale)
         return resized

@@ -100,7 +100,9 @@ def _draw_row(figure: "Figure", line: list["Axes"], label: str, pictures: Tensor
     half_height, half_width = pictures.shape[1] / 2, pictures.shape[2] / 2
     extent = (-half_width, half_width, half_height, -half_height)  # offsets from the query, in patches
     for head, axes in enumerate(line):
-        image = axes.imshow(pictures[head].cpu(), vmin=limits[0], vmax=limits[1], cmap=colors, extent=extent)
+        image = axes.imshow(
+            pictures[head].numpy(force=True), vmin=limits[0], vmax=limits[1], cmap=colors, extent=extent
+        )
         axes.tick_params(labelsize=6)
         if head:
             axes.set_yticklabels([])

@@ -1,0 +1,39 @@
+# Every target makes .venv by itself, and installs again only when pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet -c constraints.txt
+
+.PHONY: install demo test check bench clean
+
+install: .venv/.dev
+
+demo: .venv/.user
+	mkdir -p runs/demo
+	$(BIN)/vicinal priors --draw runs/demo/priors.png
+	$(BIN)/python benchmarks/attention.py --short
+
+test: .venv/.dev
+	$(BIN)/pytest
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.user
+	$(BIN)/python benchmarks/attention.py
+
+clean:
+	rm -rf .venv runs
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.user: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e .
+	touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(PIP) -e ".[dev]"
+	touch $@ .venv/.user
