@@ -57,14 +57,16 @@ def pieces(request, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["auto", "plain", "recompute"])
+@pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize("spec", SPECS)
-def test_equals_the_formula_by_hand(spec, backend):
+def test_equals_the_formula_by_hand(spec, gradient, backend):
     grid = Grid(2, 3, prefix=1)
     q, k, v = inputs(grid, v_dim=5)
     prior = build_prior(spec, heads=2, grid=grid)
     mask = torch.randn(3, 2, grid.tokens, grid.tokens)
     for options in ({}, {"mask": mask}, {"scale": 0.7}):
-        out = attend(q, k, v, prior=prior, backend=backend, **options)
+        with torch.set_grad_enabled(gradient):
+            out = attend(q, k, v, prior=prior, backend=backend, **options)
         torch.testing.assert_close(out.double(), by_hand(q, k, v, prior, **options), atol=1e-5, rtol=1e-5)
 
 
@@ -287,6 +289,18 @@ def test_only_q_k_v_and_tables_are_kept_for_backward():
     limit = 3 * q.numel() + 20 * 4 * 15 * 15  # and a few tables of 4 heads
     assert saved("recompute") <= limit
     assert saved("plain") > 3 * q.numel() + 2 * 16 * 4 * grid.tokens**2
+
+
+def test_function_transforms_work():
+    grid = Grid(2, 2)
+    q, k, v = (x.detach() for x in inputs(grid))
+    prior = build_prior("gmm:init=spread+gab", heads=2, grid=grid)
+    per_image = torch.func.vmap(
+        torch.func.grad(lambda q, k, v: attend(q[None], k[None], v[None], prior=prior).square().sum()), in_dims=0
+    )(q, k, v)
+    q.requires_grad_()
+    (expected,) = torch.autograd.grad(attend(q, k, v, prior=prior).square().sum(), q)
+    torch.testing.assert_close(per_image, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_frozen_inputs_get_no_gradient():

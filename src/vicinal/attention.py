@@ -2,7 +2,8 @@
 
 Why a prior costs almost nothing here:
 
-- Without a gradient to follow into it, a bias rides `F.scaled_dot_product_attention`'s fused kernel.
+- Without a gradient to follow into it, a bias rides `F.scaled_dot_product_attention`'s fused kernel. In inference a
+  prior over tokens is kept between calls.
 - In training, `RecomputedAttention` keeps q, k, v and the prior's *table* for backward, (2h-1)(2w-1) numbers a head.
   Logits, softmax and the prior's tokens x tokens form are computed again. That is less memory than the fused kernel
   keeps (no output, no log-sum-exp), and eager attention's large part was never arithmetic: it was page faults and cache
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 from vicinal.errors import VicinalError, unknown
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior
+from vicinal.priors.base import Prior, full_precision
 
 __all__ = ["attend", "attend_plain"]
 
@@ -67,29 +68,36 @@ def attend(
     if prior is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     _check(q, k, v, prior, mask, dropout, backend)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if torch.is_autocast_enabled(q.device.type):  # as scaled_dot_product_attention does
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    with torch.autocast(q.device.type, enabled=False):
-        if backend == "auto" and torch.compiler.is_compiling():
-            backend = "plain"
-        if backend == "plain":
-            return attend_plain(q, k, v, *prior(), mask=mask, dropout=dropout, scale=scale)
-        if backend == "flex":
-            if dropout:
-                raise VicinalError(f"backend='flex' has no dropout, given {dropout}; use backend='auto'")
-            return _attend_flex(q, k, v, prior, mask, scale)
-        multiply, add = prior.values()
-        if backend == "auto" and multiply is None and not _needs_gradient(add) and not _needs_gradient(mask):
-            bias = _over_tokens(add, 0.0, prior.grid, prior.per_offset, slice(None))
-            mask = mask if bias is None else _bias_mask(bias, mask, q.dtype)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
-        if mask is not None:
-            mask = _additive(mask, torch.promote_types(q.dtype, torch.float32))
-            mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
-        seed = int(torch.randint(2**62, ())) if dropout else 0
-        recomputed = cast("Callable[..., Tensor]", RecomputedAttention.apply)
-        return recomputed(q, k, v, multiply, add, mask, prior.grid, prior.per_offset, scale, dropout, seed)
+    with full_precision(q.device):
+        return _dispatch(q, k, v, prior, mask, dropout, q.shape[-1] ** -0.5 if scale is None else scale, backend)
+
+
+def _dispatch(
+    q: Tensor, k: Tensor, v: Tensor, prior: Prior, mask: Tensor | None, dropout: float, scale: float, backend: Backend
+) -> Tensor:
+    if backend == "auto" and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+        backend = "plain"
+    if backend == "plain":
+        return attend_plain(q, k, v, *prior(), mask=mask, dropout=dropout, scale=scale)
+    if backend == "flex":
+        return _attend_flex(q, k, v, prior, mask, dropout, scale)
+    if backend == "auto" and not torch.is_grad_enabled():
+        multiply, add = prior()  # kept between calls
+        if multiply is None:
+            return _attend_fused(q, k, v, add, mask, dropout, scale)
+        if q.numel() // q.shape[3] * q.shape[2] <= CPU_PIECE and q.dtype.itemsize > 2:
+            return attend_plain(q, k, v, multiply, add, mask=mask, dropout=dropout, scale=scale)
+    multiply, add = prior.values()
+    if backend == "auto" and multiply is None and not _needs_gradient(add) and not _needs_gradient(mask):
+        return _attend_fused(q, k, v, prior()[1], mask, dropout, scale)
+    if mask is not None:
+        mask = _additive(mask, torch.promote_types(q.dtype, torch.float32))
+        mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
+    seed = int(torch.randint(2**62, ())) if dropout else 0
+    recomputed = cast("Callable[..., Tensor]", RecomputedAttention.apply)
+    return recomputed(q, k, v, multiply, add, mask, prior.grid, prior.per_offset, scale, dropout, seed)
 
 
 def attend_plain(
@@ -115,7 +123,9 @@ def attend_plain(
         logits = logits + _additive(mask, logits.dtype)
         blind = logits.amax(-1, keepdim=True) == -math.inf  # queries that may see no key get 0
         weights = logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-    return F.dropout(weights, dropout).to(v.dtype) @ v
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights.to(v.dtype) @ v
 
 
 class RecomputedAttention(torch.autograd.Function):
@@ -142,143 +152,148 @@ class RecomputedAttention(torch.autograd.Function):
     ) -> Tensor:
         """`multiply` and `add` are `Prior.values()`: tables over offsets, or pairs of patches."""
         ctx.save_for_backward(q, k, v, multiply, add, mask)
-        ctx.grid, ctx.per_offset, ctx.scale, ctx.dropout, ctx.seed = grid, per_offset, scale, dropout, seed
-        cut = _Cut(q, buffers=1)
-        out = cut.result(v)
-        place = grid, per_offset
-        generator = torch.Generator(q.device).manual_seed(seed)
-        for head in cut.heads:
-            scales, biases = _over_tokens(multiply, 1.0, *place, head), _over_tokens(add, 0.0, *place, head)
+        ctx.place, ctx.scale, ctx.dropout, ctx.seed = (grid, per_offset), scale, dropout, seed
+        cut = _Cut(q, v, logits=1)
+        out = cut.result_like(v)
+        generator = torch.Generator(q.device).manual_seed(seed) if dropout else None
+        for heads in cut.heads:
+            scales, biases = _over_tokens(multiply, 1.0, heads, *ctx.place), _over_tokens(add, 0.0, heads, *ctx.place)
             for images, rows in cut.pieces:
-                queries = cut.queries(q[images, head, rows], scale)
-                keys, values = cut.matrices(k[images, head]), cut.matrices(v[images, head])
-                products = cut.product(queries, keys.mT, buffer=0)
-                masks = None if mask is None else mask[_within(mask, images, head, rows)]
+                queries = cut.load("q", q[images, heads, rows], scale)
+                keys, values = cut.load("k", k[images, heads]), cut.load("v", v[images, heads])
+                products = cut.product(0, queries, keys, heads)
+                masks = None if mask is None else _mask_piece(mask, images, heads, rows)
                 weights = _weights(products, products, scales, biases, masks, rows)
                 if dropout:
                     weights = weights * _kept(weights, dropout, generator)
-                torch.bmm(cut.matrices(weights), values, out=cut.matrices(out[images, head, rows]))
+                torch.bmm(cut.matrices(weights), values, out=cut.matrices(out[images, heads, rows]))
         return out.to(q.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k, v, of both tables and of the mask."""
+        """Gradients of q, k, v, of the prior's values and of the mask."""
         q, k, v, multiply, add, mask = ctx.saved_tensors
-        grid, per_offset = place = ctx.grid, ctx.per_offset
         d_multiply, d_add, d_mask = (
             torch.zeros_like(values) if values is not None and ctx.needs_input_grad[argument] else None
             for values, argument in ((multiply, 3), (add, 4), (mask, 5))
         )
-        cut = _Cut(q, buffers=2 if multiply is None else 3)
-        dq, dk, dv = cut.result(q), cut.result(k), cut.result(v)
-        generator = torch.Generator(q.device).manual_seed(ctx.seed)
-        for head in cut.heads:
-            scales, biases = _over_tokens(multiply, 1.0, *place, head), _over_tokens(add, 0.0, *place, head)
-            d_scales = None if d_multiply is None or scales is None else torch.zeros_like(scales)
-            d_biases = None if d_add is None or biases is None else torch.zeros_like(biases)
+        cut = _Cut(q, v, logits=2 if multiply is None else 3)
+        dq, dk, dv = cut.result_like(q), cut.result_like(k), cut.result_like(v)
+        generator = torch.Generator(q.device).manual_seed(ctx.seed) if ctx.dropout else None
+        for heads in cut.heads:
+            scales, biases = _over_tokens(multiply, 1.0, heads, *ctx.place), _over_tokens(add, 0.0, heads, *ctx.place)
+            d_scales = torch.zeros_like(scales) if scales is not None and d_multiply is not None else None
+            d_biases = torch.zeros_like(biases) if biases is not None and d_add is not None else None
             for images, rows in cut.pieces:
-                queries, grads = (
-                    cut.queries(q[images, head, rows], ctx.scale),
-                    cut.matrices(gradient[images, head, rows]),
-                )
-                keys, values = cut.matrices(k[images, head]), cut.matrices(v[images, head])
-                products = cut.product(queries, keys.mT, buffer=0)
-                masks = None if mask is None else mask[_within(mask, images, head, rows)]
-                room = products if scales is None else cut.room(queries, buffer=2)
+                queries = cut.load("q", q[images, heads, rows], ctx.scale)
+                keys, values = cut.load("k", k[images, heads]), cut.load("v", v[images, heads])
+                grads = cut.load("gradient", gradient[images, heads, rows])
+                products = cut.product(0, queries, keys, heads)
+                masks = None if mask is None else _mask_piece(mask, images, heads, rows)
+                room = products if scales is None else cut.room_like(2, products)
                 weights = _weights(products, room, scales, biases, masks, rows)
-                d_weights = cut.product(grads, values.mT, buffer=1)
+                d_weights = cut.product(1, grads, values, heads)
                 dropped = weights
                 if ctx.dropout:
                     kept = _kept(weights, ctx.dropout, generator)
                     dropped = weights * kept
                     d_weights.mul_(kept)
                 earlier = 0.0 if rows.start == 0 else 1.0  # a key gathers over all query rows
-                cut.matrices(dv[images, head]).baddbmm_(cut.matrices(dropped).mT, grads, beta=earlier)
+                cut.matrices(dv[images, heads]).baddbmm_(cut.matrices(dropped).mT, grads, beta=earlier)
                 d_logits = torch.ops.aten._softmax_backward_data.out(
                     d_weights, weights, -1, weights.dtype, grad_input=d_weights
                 )
                 if d_mask is not None:
-                    part = d_mask[_within(mask, images, head, rows)]
+                    part = _mask_piece(d_mask, images, heads, rows)
                     part.add_(d_logits.sum_to_size(part.shape))
                 if d_biases is not None:
-                    d_biases[..., rows, :].add_(_sum_images(d_logits))
+                    _add_images(d_biases[:, rows], d_logits)
                 if d_scales is not None:
-                    d_scales[..., rows, :].add_(_sum_images(products.mul_(d_logits)))
+                    _add_images(d_scales[:, rows], products.mul_(d_logits))
                 if scales is not None:
-                    d_logits.mul_(scales[..., rows, :])
+                    d_logits.mul_(scales[:, rows])
                 d_products = cut.matrices(d_logits)
-                torch.bmm(d_products, keys, out=cut.matrices(dq[images, head, rows]))
-                cut.matrices(dk[images, head]).baddbmm_(d_products.mT, queries, beta=earlier)
-            if d_multiply is not None and d_scales is not None:
-                d_multiply[head] = _over_tokens_adjoint(d_scales, grid, per_offset)
-            if d_add is not None and d_biases is not None:
-                d_add[head] = _over_tokens_adjoint(d_biases, grid, per_offset)
+                torch.bmm(d_products, keys, out=cut.matrices(dq[images, heads, rows]))
+                cut.matrices(dk[images, heads]).baddbmm_(d_products.mT, queries, beta=earlier)
+            for d_values, d_tokens in ((d_multiply, d_scales), (d_add, d_biases)):
+                if d_values is not None and d_tokens is not None:
+                    d_values[heads] = _over_tokens_adjoint(d_tokens, *ctx.place)
         dq, dk, dv = (x.to(q.dtype) for x in (dq.mul_(ctx.scale), dk, dv))
         return dq, dk, dv, d_multiply, d_add, d_mask, None, None, None, None, None
-
-
-Head = int | slice
 
 
 class _Cut:
     """Attention cut into pieces, and the buffers that they take turns in.
 
-    A piece is one head of some images: matrices that need no copy, under one head's prior, which stays in the cache.
-    Where one head of one image is large by itself, a piece is some of its query rows; where everything is small, one
-    piece is all. Logits are `(images, rows, tokens)`, or `(batch, heads, tokens, tokens)` where one piece is all.
+    A piece is all heads of some images. Where even one image is large, it is one head of some images, so that the prior
+    of that head stays in the cache, and where one head of one image is large, some of its query rows. Logits of a piece
+    are `(images, heads, rows, tokens)`.
     """
 
-    def __init__(self, q: Tensor, buffers: int) -> None:
+    def __init__(self, q: Tensor, v: Tensor, logits: int) -> None:
         batch, heads, tokens, dim = q.shape
         on_cpu = q.device.type == "cpu"
         self.dtype = torch.float32 if on_cpu and q.dtype.itemsize == 2 else q.dtype
         self.soft_dtype = torch.promote_types(q.dtype, torch.float32)
-        room = CPU_PIECE if on_cpu else GPU_PIECE
-        self.whole = batch * heads * tokens**2 <= room
-        images = batch if self.whole else math.ceil(batch / max(1, round(batch * tokens**2 / room)))
-        rows = tokens if self.whole else math.ceil(tokens / max(1, round(images * tokens**2 / room)))
-        self.heads: list[Head] = [slice(None)] if self.whole else list(range(heads))
+        images_in_piece = (CPU_PIECE if on_cpu else GPU_PIECE) / (heads * tokens**2)
+        group = heads if images_in_piece >= 1 else 1
+        images = _share(batch, batch / (images_in_piece * heads / group))
+        rows = tokens if images > 1 else _share(tokens, 1 / (images_in_piece * heads / group))
+        self.by_head = group < heads
+        self.heads = [slice(head, head + group) for head in range(0, heads, group)]
         self.pieces = [
             (slice(image, image + images), slice(row, row + rows))
             for image in range(0, batch, images)
             for row in range(0, tokens, rows)
         ]
-        shape = (batch, heads, rows) if self.whole else (images, rows)
-        self.buffers = [q.new_empty(*shape, tokens, dtype=self.dtype) for _ in range(buffers)]
-        self.scaled = q.new_empty(*shape, dim, dtype=self.dtype)
+        matrices = images * group
+        self.logits = [q.new_empty(matrices, rows, tokens, dtype=self.dtype) for _ in range(logits)]
+        sizes = {"q": (rows, dim), "k": (tokens, dim), "v": (tokens, v.shape[3]), "gradient": (rows, v.shape[3])}
+        self.loaded = {name: q.new_empty(matrices, *size, dtype=self.dtype) for name, size in sizes.items()}
 
-    def result(self, like: Tensor) -> Tensor:
-        """Room for a result of that shape, laid out so that its pieces are contiguous."""
-        if self.whole:
-            return torch.empty(like.shape, dtype=self.dtype, device=like.device)
-        return like.new_empty(like.transpose(0, 1).shape, dtype=self.dtype).transpose(0, 1)
+    def result_like(self, x: Tensor) -> Tensor:
+        """Room for a result of the shape of `x`, laid out so that its pieces are contiguous."""
+        if self.by_head:
+            return torch.empty(x.transpose(0, 1).shape, dtype=self.dtype, device=x.device).transpose(0, 1)
+        return torch.empty(x.shape, dtype=self.dtype, device=x.device)
+
+    def load(self, name: str, x: Tensor, scale: float | None = None) -> Tensor:
+        """A piece `(images, heads, rows, dim)` of an input as `(matrices, rows, dim)`, maybe scaled."""
+        room = self.loaded[name][: x.shape[0] * x.shape[1], : x.shape[2]]
+        if scale is None:
+            room.view(x.shape).copy_(x)
+        else:
+            torch.mul(x, scale, out=room.view(x.shape))
+        return room
 
     def matrices(self, x: Tensor) -> Tensor:
-        """A piece of an array as `(matrices, rows, columns)`, which products take; of a result, a view."""
-        return (x.flatten(0, 1) if self.whole else x).to(self.dtype)
+        """`(images, heads, rows, columns)` as products take it, `(matrices, rows, columns)`; of a result, a view."""
+        return x.flatten(0, 1).to(self.dtype)
 
-    def queries(self, q: Tensor, scale: float) -> Tensor:
-        """A piece's queries, scaled: `(matrices, rows, dim)`."""
-        out = self.scaled if self.whole else self.scaled[: q.shape[0], : q.shape[1]]
-        return self.matrices(torch.mul(q, scale, out=out))
+    def product(self, number: int, rows: Tensor, keys: Tensor, heads: slice) -> Tensor:
+        """`rows keys^T` of a piece, in one of the buffers for logits."""
+        room = self.logits[number][: rows.shape[0], : rows.shape[1]]
+        torch.bmm(rows, keys.mT, out=room)
+        return room.view(-1, heads.stop - heads.start, *room.shape[1:]).to(self.soft_dtype)
 
-    def room(self, rows: Tensor, buffer: int) -> Tensor:
-        """A buffer for the logits of a piece whose rows are `(matrices, rows, dim)`."""
-        return self.buffers[buffer] if self.whole else self.buffers[buffer][: rows.shape[0], : rows.shape[1]]
-
-    def product(self, a: Tensor, b: Tensor, buffer: int) -> Tensor:
-        """Logits `a b` of a piece."""
-        out = self.room(a, buffer)
-        torch.bmm(a, b, out=self.matrices(out))
-        return out.to(self.soft_dtype)
+    def room_like(self, number: int, logits: Tensor) -> Tensor:
+        """Another of the buffers, in the shape of some logits."""
+        if logits.dtype != self.dtype:
+            return torch.empty_like(logits)
+        return self.logits[number][: logits.shape[0] * logits.shape[1], : logits.shape[2]].view(logits.shape)
 
 
-def _over_tokens(values: Tensor | None, neutral: float, grid: Grid, per_offset: bool, head: Head) -> Tensor | None:
-    """A prior's values for a head, or all, over pairs of tokens."""
+def _share(total: int, parts: float) -> int:
+    """The size of about `parts` even parts of `total`."""
+    return math.ceil(total / max(1, round(parts)))
+
+
+def _over_tokens(values: Tensor | None, neutral: float, heads: slice, grid: Grid, per_offset: bool) -> Tensor | None:
+    """A prior's values over pairs of tokens: `(heads, tokens, tokens)`."""
     if values is None:
         return None
-    return grid.add_prefix(grid.unfold(values[head]) if per_offset else values[head], neutral)
+    return grid.add_prefix(grid.unfold(values[heads]) if per_offset else values[heads], neutral)
 
 
 def _over_tokens_adjoint(gradient: Tensor, grid: Grid, per_offset: bool) -> Tensor:
@@ -291,9 +306,9 @@ def _weights(
 ) -> Tensor:
     """softmax(scales * products + biases + masks) of a piece, written to `out`, which is `products` without scales."""
     if scales is not None:
-        torch.mul(products, scales[..., rows, :], out=out)
+        torch.mul(products, scales[:, rows], out=out)
     if biases is not None:
-        out.add_(biases[..., rows, :])
+        out.add_(biases[:, rows])
     if masks is None:
         return torch.softmax(out, -1, out=out)
     out.add_(masks)
@@ -301,19 +316,17 @@ def _weights(
     return torch.softmax(out, -1, out=out).masked_fill_(blind, 0.0)
 
 
-def _sum_images(x: Tensor) -> Tensor:
-    return x[0] if len(x) == 1 else x.sum(0)
+def _add_images(total: Tensor, piece: Tensor) -> None:
+    """Add `(images, heads, rows, tokens)`, summed over images, to `(heads, rows, tokens)`."""
+    total.add_(piece[0] if len(piece) == 1 else piece.sum(0))
 
 
-def _within(mask: Tensor, images: slice, head: Head, rows: slice) -> tuple[Head, ...]:
-    """Where a piece lies in a mask of `(batch or 1, heads or 1, tokens or 1, tokens or 1)`."""
-    one = slice(0, 1)
-    only = 0 if isinstance(head, int) else one
-    batch, heads, tokens = mask.shape[:3]
-    return images if batch > 1 else one, head if heads > 1 else only, rows if tokens > 1 else one
+def _mask_piece(mask: Tensor, *piece: slice) -> Tensor:
+    """The part of a mask, `(batch or 1, heads or 1, tokens or 1, tokens or 1)`, that falls on a piece, as a view."""
+    return mask[tuple(part if size > 1 else slice(None) for part, size in zip(piece, mask.shape[:3], strict=True))]
 
 
-def _kept(weights: Tensor, dropout: float, generator: torch.Generator) -> Tensor:
+def _kept(weights: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
     """Which weights dropout keeps, scaled so that their mean stays."""
     return torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
 
@@ -325,20 +338,28 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
 
 
-def _bias_mask(bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A bias and a mask as one `attn_mask` of the dtype that the fused kernels take."""
-    if dtype.itemsize == 2:  # the best key of each query at 0, which softmax ignores: else a large bias overflows
-        bias = (bias - bias.amax(-1, keepdim=True)).clamp(min=torch.finfo(dtype).min)
-    total = bias[None] if mask is None else bias + _additive(mask, bias.dtype)
-    return total.to(dtype)
+def _attend_fused(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, dropout: float, scale: float
+) -> Tensor:
+    """A bias that needs no gradient, as the `attn_mask` of PyTorch's fused kernels."""
+    if bias is not None:
+        if q.dtype.itemsize == 2:  # the best key of each query at 0, which softmax ignores: else a large bias overflows
+            bias = (bias - bias.amax(-1, keepdim=True)).clamp(min=torch.finfo(q.dtype).min)
+        mask = bias[None] if mask is None else bias + _additive(mask, bias.dtype)
+        mask = mask.to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
 
 
 def _needs_gradient(x: Tensor | None) -> bool:
     return x is not None and x.requires_grad and torch.is_grad_enabled()
 
 
-def _attend_flex(q: Tensor, k: Tensor, v: Tensor, prior: Prior, mask: Tensor | None, scale: float) -> Tensor:
+def _attend_flex(
+    q: Tensor, k: Tensor, v: Tensor, prior: Prior, mask: Tensor | None, dropout: float, scale: float
+) -> Tensor:
     """The prior as the `score_mod` of PyTorch's flex_attention, which compiles one kernel for it."""
+    if dropout:
+        raise VicinalError(f"backend='flex' has no dropout, given {dropout}; use backend='auto'")
     multiply, add = prior()
     if q.device.type == "cpu" and any(_needs_gradient(x) for x in (q, k, v, multiply, add, mask)):
         raise VicinalError("backend='flex' has no backward on a CPU; use backend='auto', or torch.no_grad()")

@@ -218,3 +218,39 @@ def test_state_dict_round_trip(spec):
 def test_prints_its_class_heads_and_grid(spec):
     text = repr(build_prior(spec, heads=3, grid=Grid(4, 5, 1)))
     assert "heads=3, grid=4 x 5 + 1 prefix" in text
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "rpe-mlp:init=normal+elm"])
+def test_what_inference_keeps_is_never_stale(spec):
+    prior = build(spec, 2, Grid(3, 4, 1))
+
+    def fresh():
+        return prior._over_tokens()
+
+    def assert_current():
+        with torch.no_grad():
+            kept = prior()
+            for values, expected in zip(kept, fresh(), strict=True):
+                assert (values is None and expected is None) or torch.equal(values, expected)
+            assert all(a is b for a, b in zip(prior(), kept, strict=True))  # and it is kept
+
+    assert_current()
+    changes = [
+        lambda p: p.data.mul_(1.5),  # leaves no trace in the version counter
+        lambda p: p.data.__setitem__(..., 0.25),
+        lambda p: setattr(p, "data", p.data + 1),
+        lambda p: torch.nn.init.constant_(p, 0.5),
+    ]
+    for change in changes:
+        for parameter in prior.parameters():
+            change(parameter)
+        assert_current()
+    prior.grid = Grid(3, 4, 2)
+    assert_current()
+    prior.double()
+    assert_current()
+    with torch.inference_mode():
+        prior()
+    for values in parts(prior()):
+        assert values.requires_grad == any(parameter.requires_grad for parameter in prior.parameters())
+    assert copy.deepcopy(prior)._cache is None

@@ -1,8 +1,10 @@
 """What every prior is: a pair `(scale, bias)` for the attention logits, over offsets and over tokens."""
 
+import contextlib
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ __all__ = ["Prior", "ScaleBias", "Values"]
 ScaleBias = tuple[Tensor | None, Tensor | None]
 Values = float | Sequence[float] | Sequence[Sequence[float]] | Tensor
 
+CACHED = 2**20  # numbers of a prior over tokens that are kept between calls in inference
 EPSILON = 1e-5  # added to a squared width, in patches: a kernel of width 0 touches its own patch only
 
 
@@ -55,6 +58,7 @@ class Prior(nn.Module):
             raise VicinalError(f"a prior needs a Grid(height, width, prefix), given {grid!r}")
         self.heads, self.layer, self.depth = heads, layer, depth
         self.grid = grid
+        self._cache: tuple[Grid, list[Tensor], ScaleBias] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +76,7 @@ class Prior(nn.Module):
 
     def values(self) -> ScaleBias:
         """`(scale(), bias())` for every head, in full precision whatever the autocast around it."""
-        with torch.autocast(self.device.type, enabled=False):
+        with full_precision(self.device):
             scale, bias = self.scale(), self.bias()
         return (
             None if scale is None else scale.expand(self.heads, -1, -1),
@@ -92,11 +96,26 @@ class Prior(nn.Module):
 
     def forward(self) -> ScaleBias:
         """Scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.heads * self.grid.tokens**2 > CACHED:
+            return self._over_tokens()
+        # Inference of a few images spends more on rebuilding a prior than on attention, so the last one is kept with a
+        # copy of what it came from. Comparing values, not version counters, sees writes through `.data` too.
+        state = (*self.parameters(), *self.buffers())
+        if any(values.device.type != "cpu" for values in state):  # comparing would wait for the device
+            return self._over_tokens()
+        if self._cache is None or self._cache[0] != self.grid or not _equal(self._cache[1], state):
+            self._cache = self.grid, [values.clone() for values in state], self._over_tokens()
+        return self._cache[2]
+
+    def _over_tokens(self) -> ScaleBias:
         scale, bias = self.pairs()
         return (
             None if scale is None else self.grid.add_prefix(scale, 1.0),
             None if bias is None else self.grid.add_prefix(bias, 0.0),
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_cache": None}  # pickles and copies stay small
 
     def resize(self, grid: Grid, *, rescale: bool = False) -> "Prior":
         """The same prior on another grid, as a new module.
@@ -117,6 +136,19 @@ class Prior(nn.Module):
     def extra_repr(self) -> str:
         """Heads and grid, for `print(model)`."""
         return f"heads={self.heads}, grid={self.grid}"
+
+
+def _equal(left: Iterable[Tensor], right: Iterable[Tensor]) -> bool:
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(left, right, strict=True)
+    )
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """No autocast inside."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def flat_parameter(values: Tensor, requires_grad: bool = True) -> nn.Parameter:
