@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from vicinal import Grid, VicinalError, attend, build_prior
-from vicinal import attention as attention_module
-from vicinal.attention import RecomputedAttention
+from vicinal import Grid, VicinalError, attend, build_prior, recomputed
+from vicinal.recomputed import RecomputedAttention
 
 SPECS = ["gmm:init=spread", "gab", "gmm:init=paper+gab", "elm", "conv", "decay", "rpe:init=normal", "elm+gab", "none"]
 
@@ -49,11 +48,11 @@ def assert_all_close(left, right, **tolerance):
             torch.testing.assert_close(a, b, **tolerance)
 
 
-@pytest.fixture(params=["whole", "heads", "images", "rows"])
+@pytest.fixture(params=["all", "images", "heads", "rows"])
 def pieces(request, monkeypatch):
     """Cut attention in each of the ways a large input would be."""
-    room = {"whole": 2**19, "heads": 3 * 10**2, "images": 2 * 10**2, "rows": 35}[request.param]
-    monkeypatch.setattr(attention_module, "CPU_PIECE", room)
+    room = {"all": 2**19, "images": 300, "heads": 150, "rows": 35}[request.param]  # logits; 2 heads have 200
+    monkeypatch.setattr(recomputed, "CPU_PIECE", room)
 
 
 @pytest.mark.parametrize("backend", ["auto", "plain", "recompute"])
@@ -255,7 +254,7 @@ def test_any_size_of_pieces_gives_the_same(batch, heads, room, height):
     q, k, v = inputs(grid, batch=batch, heads=heads)
     prior = build_prior("gmm:init=spread+gab", heads=heads, grid=grid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_module, "CPU_PIECE", room)
+        patch.setattr(recomputed, "CPU_PIECE", room)
         out = attend(q, k, v, prior=prior)
         ours = gradients(out, [q, k, v, *prior.parameters()])
     plain = attend(q, k, v, prior=prior, backend="plain")

@@ -1,38 +1,32 @@
 """How a prior meets Q, K and V:  softmax(scale * (q k^T / sqrt(dim)) + bias + mask) v.
 
-Why a prior costs almost nothing here:
+Why a prior costs little here, though no fused kernel multiplies logits or learns a bias:
 
 - Without a gradient to follow into it, a bias rides `F.scaled_dot_product_attention`'s fused kernel. In inference a
   prior over tokens is kept between calls.
-- In training, `RecomputedAttention` keeps q, k, v and the prior's *table* for backward, (2h-1)(2w-1) numbers a head.
+- In training, `RecomputedAttention` keeps q, k, v and the prior's *table* for backward: (2h-1)(2w-1) numbers a head.
   Logits, softmax and the prior's tokens x tokens form are computed again. That is less memory than the fused kernel
-  keeps (no output, no log-sum-exp), and eager attention's large part was never arithmetic: it was page faults and cache
-  misses on batch x heads x tokens x tokens arrays that are here a few cache-sized pieces, used over and over.
+  keeps (no output, no log-sum-exp). And most of the time of eager attention was never arithmetic: it was page faults
+  and cache misses on batch x heads x tokens x tokens arrays, which are a few cache-sized pieces here.
 - Under `torch.compile` and `torch.export` the plain formula is traced; fusing it is the compiler's work.
 """
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from vicinal.errors import VicinalError, unknown
-from vicinal.grid import Grid
 from vicinal.priors.base import Prior, full_precision
+from vicinal.recomputed import CPU_PIECE, RecomputedAttention
 
 __all__ = ["attend", "attend_plain"]
 
 Backend = Literal["auto", "plain", "recompute", "flex"]
-
-# Logits in one piece of RecomputedAttention. On a CPU three buffers of 2 MB lose least to cache misses and to starting
-# operations, taken together; a GPU wants enough to be busy.
-CPU_PIECE = 2**19
-GPU_PIECE = 2**26
 
 
 def attend(
@@ -126,209 +120,6 @@ def attend_plain(
     if dropout:
         weights = F.dropout(weights, dropout)
     return weights.to(v.dtype) @ v
-
-
-class RecomputedAttention(torch.autograd.Function):
-    """Attention that keeps q, k, v and the prior's flat tables for backward, and works in pieces that fit the cache.
-
-    All keys of a query are in its piece, so a piece is the plain formula, written over itself. Matrix products run in
-    the dtype of q (in fp32 for half precision on a CPU, which multiplies that faster), the rest in at least fp32.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        multiply: Tensor | None,
-        add: Tensor | None,
-        mask: Tensor | None,
-        grid: Grid,
-        per_offset: bool,
-        scale: float,
-        dropout: float,
-        seed: int,
-    ) -> Tensor:
-        """`multiply` and `add` are `Prior.values()`: tables over offsets, or pairs of patches."""
-        ctx.save_for_backward(q, k, v, multiply, add, mask)
-        ctx.place, ctx.scale, ctx.dropout, ctx.seed = (grid, per_offset), scale, dropout, seed
-        cut = _Cut(q, v, logits=1)
-        out = cut.result_like(v)
-        generator = torch.Generator(q.device).manual_seed(seed) if dropout else None
-        for heads in cut.heads:
-            scales, biases = _over_tokens(multiply, 1.0, heads, *ctx.place), _over_tokens(add, 0.0, heads, *ctx.place)
-            for images, rows in cut.pieces:
-                queries = cut.load("q", q[images, heads, rows], scale)
-                keys, values = cut.load("k", k[images, heads]), cut.load("v", v[images, heads])
-                products = cut.product(0, queries, keys, heads)
-                masks = None if mask is None else _mask_piece(mask, images, heads, rows)
-                weights = _weights(products, products, scales, biases, masks, rows)
-                if dropout:
-                    weights = weights * _kept(weights, dropout, generator)
-                torch.bmm(cut.matrices(weights), values, out=cut.matrices(out[images, heads, rows]))
-        return out.to(q.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k, v, of the prior's values and of the mask."""
-        q, k, v, multiply, add, mask = ctx.saved_tensors
-        d_multiply, d_add, d_mask = (
-            torch.zeros_like(values) if values is not None and ctx.needs_input_grad[argument] else None
-            for values, argument in ((multiply, 3), (add, 4), (mask, 5))
-        )
-        cut = _Cut(q, v, logits=2 if multiply is None else 3)
-        dq, dk, dv = cut.result_like(q), cut.result_like(k), cut.result_like(v)
-        generator = torch.Generator(q.device).manual_seed(ctx.seed) if ctx.dropout else None
-        for heads in cut.heads:
-            scales, biases = _over_tokens(multiply, 1.0, heads, *ctx.place), _over_tokens(add, 0.0, heads, *ctx.place)
-            d_scales = torch.zeros_like(scales) if scales is not None and d_multiply is not None else None
-            d_biases = torch.zeros_like(biases) if biases is not None and d_add is not None else None
-            for images, rows in cut.pieces:
-                queries = cut.load("q", q[images, heads, rows], ctx.scale)
-                keys, values = cut.load("k", k[images, heads]), cut.load("v", v[images, heads])
-                grads = cut.load("gradient", gradient[images, heads, rows])
-                products = cut.product(0, queries, keys, heads)
-                masks = None if mask is None else _mask_piece(mask, images, heads, rows)
-                room = products if scales is None else cut.room_like(2, products)
-                weights = _weights(products, room, scales, biases, masks, rows)
-                d_weights = cut.product(1, grads, values, heads)
-                dropped = weights
-                if ctx.dropout:
-                    kept = _kept(weights, ctx.dropout, generator)
-                    dropped = weights * kept
-                    d_weights.mul_(kept)
-                earlier = 0.0 if rows.start == 0 else 1.0  # a key gathers over all query rows
-                cut.matrices(dv[images, heads]).baddbmm_(cut.matrices(dropped).mT, grads, beta=earlier)
-                d_logits = torch.ops.aten._softmax_backward_data.out(
-                    d_weights, weights, -1, weights.dtype, grad_input=d_weights
-                )
-                if d_mask is not None:
-                    part = _mask_piece(d_mask, images, heads, rows)
-                    part.add_(d_logits.sum_to_size(part.shape))
-                if d_biases is not None:
-                    _add_images(d_biases[:, rows], d_logits)
-                if d_scales is not None:
-                    _add_images(d_scales[:, rows], products.mul_(d_logits))
-                if scales is not None:
-                    d_logits.mul_(scales[:, rows])
-                d_products = cut.matrices(d_logits)
-                torch.bmm(d_products, keys, out=cut.matrices(dq[images, heads, rows]))
-                cut.matrices(dk[images, heads]).baddbmm_(d_products.mT, queries, beta=earlier)
-            for d_values, d_tokens in ((d_multiply, d_scales), (d_add, d_biases)):
-                if d_values is not None and d_tokens is not None:
-                    d_values[heads] = _over_tokens_adjoint(d_tokens, *ctx.place)
-        dq, dk, dv = (x.to(q.dtype) for x in (dq.mul_(ctx.scale), dk, dv))
-        return dq, dk, dv, d_multiply, d_add, d_mask, None, None, None, None, None
-
-
-class _Cut:
-    """Attention cut into pieces, and the buffers that they take turns in.
-
-    A piece is all heads of some images. Where even one image is large, it is one head of some images, so that the prior
-    of that head stays in the cache, and where one head of one image is large, some of its query rows. Logits of a piece
-    are `(images, heads, rows, tokens)`.
-    """
-
-    def __init__(self, q: Tensor, v: Tensor, logits: int) -> None:
-        batch, heads, tokens, dim = q.shape
-        on_cpu = q.device.type == "cpu"
-        self.dtype = torch.float32 if on_cpu and q.dtype.itemsize == 2 else q.dtype
-        self.soft_dtype = torch.promote_types(q.dtype, torch.float32)
-        images_in_piece = (CPU_PIECE if on_cpu else GPU_PIECE) / (heads * tokens**2)
-        group = heads if images_in_piece >= 1 else 1
-        images = _share(batch, batch / (images_in_piece * heads / group))
-        rows = tokens if images > 1 else _share(tokens, 1 / (images_in_piece * heads / group))
-        self.by_head = group < heads
-        self.heads = [slice(head, head + group) for head in range(0, heads, group)]
-        self.pieces = [
-            (slice(image, image + images), slice(row, row + rows))
-            for image in range(0, batch, images)
-            for row in range(0, tokens, rows)
-        ]
-        matrices = images * group
-        self.logits = [q.new_empty(matrices, rows, tokens, dtype=self.dtype) for _ in range(logits)]
-        sizes = {"q": (rows, dim), "k": (tokens, dim), "v": (tokens, v.shape[3]), "gradient": (rows, v.shape[3])}
-        self.loaded = {name: q.new_empty(matrices, *size, dtype=self.dtype) for name, size in sizes.items()}
-
-    def result_like(self, x: Tensor) -> Tensor:
-        """Room for a result of the shape of `x`, laid out so that its pieces are contiguous."""
-        if self.by_head:
-            return torch.empty(x.transpose(0, 1).shape, dtype=self.dtype, device=x.device).transpose(0, 1)
-        return torch.empty(x.shape, dtype=self.dtype, device=x.device)
-
-    def load(self, name: str, x: Tensor, scale: float | None = None) -> Tensor:
-        """A piece `(images, heads, rows, dim)` of an input as `(matrices, rows, dim)`, maybe scaled."""
-        room = self.loaded[name][: x.shape[0] * x.shape[1], : x.shape[2]]
-        if scale is None:
-            room.view(x.shape).copy_(x)
-        else:
-            torch.mul(x, scale, out=room.view(x.shape))
-        return room
-
-    def matrices(self, x: Tensor) -> Tensor:
-        """`(images, heads, rows, columns)` as products take it, `(matrices, rows, columns)`; of a result, a view."""
-        return x.flatten(0, 1).to(self.dtype)
-
-    def product(self, number: int, rows: Tensor, keys: Tensor, heads: slice) -> Tensor:
-        """`rows keys^T` of a piece, in one of the buffers for logits."""
-        room = self.logits[number][: rows.shape[0], : rows.shape[1]]
-        torch.bmm(rows, keys.mT, out=room)
-        return room.view(-1, heads.stop - heads.start, *room.shape[1:]).to(self.soft_dtype)
-
-    def room_like(self, number: int, logits: Tensor) -> Tensor:
-        """Another of the buffers, in the shape of some logits."""
-        if logits.dtype != self.dtype:
-            return torch.empty_like(logits)
-        return self.logits[number][: logits.shape[0] * logits.shape[1], : logits.shape[2]].view(logits.shape)
-
-
-def _share(total: int, parts: float) -> int:
-    """The size of about `parts` even parts of `total`."""
-    return math.ceil(total / max(1, round(parts)))
-
-
-def _over_tokens(values: Tensor | None, neutral: float, heads: slice, grid: Grid, per_offset: bool) -> Tensor | None:
-    """A prior's values over pairs of tokens: `(heads, tokens, tokens)`."""
-    if values is None:
-        return None
-    return grid.add_prefix(grid.unfold(values[heads]) if per_offset else values[heads], neutral)
-
-
-def _over_tokens_adjoint(gradient: Tensor, grid: Grid, per_offset: bool) -> Tensor:
-    pairs = grid.drop_prefix(gradient)
-    return grid.fold(pairs) if per_offset else pairs
-
-
-def _weights(
-    products: Tensor, out: Tensor, scales: Tensor | None, biases: Tensor | None, masks: Tensor | None, rows: slice
-) -> Tensor:
-    """softmax(scales * products + biases + masks) of a piece, written to `out`, which is `products` without scales."""
-    if scales is not None:
-        torch.mul(products, scales[:, rows], out=out)
-    if biases is not None:
-        out.add_(biases[:, rows])
-    if masks is None:
-        return torch.softmax(out, -1, out=out)
-    out.add_(masks)
-    blind = out.amax(-1, keepdim=True) == -math.inf
-    return torch.softmax(out, -1, out=out).masked_fill_(blind, 0.0)
-
-
-def _add_images(total: Tensor, piece: Tensor) -> None:
-    """Add `(images, heads, rows, tokens)`, summed over images, to `(heads, rows, tokens)`."""
-    total.add_(piece[0] if len(piece) == 1 else piece.sum(0))
-
-
-def _mask_piece(mask: Tensor, *piece: slice) -> Tensor:
-    """The part of a mask, `(batch or 1, heads or 1, tokens or 1, tokens or 1)`, that falls on a piece, as a view."""
-    return mask[tuple(part if size > 1 else slice(None) for part, size in zip(piece, mask.shape[:3], strict=True))]
-
-
-def _kept(weights: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
-    """Which weights dropout keeps, scaled so that their mean stays."""
-    return torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
