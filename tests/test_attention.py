@@ -151,6 +151,32 @@ def test_half_precision_stays_within_its_rounding(spec, dtype):
         torch.testing.assert_close(gradient.double(), expected, atol=8 * step * size, rtol=0)
 
 
+@pytest.mark.usefixtures("pieces")
+def test_half_products_as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(recomputed, "_product_dtype", lambda q: q.dtype)
+    grid = Grid(3, 3, prefix=1)
+    prior = build_prior("gmm:init=spread+gab", heads=2, grid=grid)
+    half = inputs(grid, batch=5, dtype=torch.bfloat16)
+    full = [x.detach().float().requires_grad_() for x in half]
+    mask = torch.randn(5, 1, 10, 10)
+    out = attend(*half, prior=prior, mask=mask)
+    expected = attend(*full, prior=prior, mask=mask, backend="plain")
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, atol=0.02, rtol=0.02)
+    ours, theirs = (gradients(x, [*t, *prior.parameters()]) for x, t in ((out, half), (expected, full)))
+    for gradient, truth in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient.float(), truth, atol=0.05 * truth.abs().max().item(), rtol=0)
+
+
+def test_an_empty_batch_gives_an_empty_result():
+    grid = Grid(2, 2)
+    q, k, v = inputs(grid, batch=0)
+    prior = build_prior("gmm:init=spread", heads=2, grid=grid)
+    out = attend(q, k, v, prior=prior)
+    assert out.shape == (0, 2, 4, 4)
+    assert all((gradient == 0).all() for gradient in gradients(out, list(prior.parameters())))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("spec", "options"),

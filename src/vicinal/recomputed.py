@@ -122,10 +122,9 @@ class _Cut:
 
     def __init__(self, q: Tensor, v: Tensor, logits: int) -> None:
         batch, heads, tokens, dim = q.shape
-        on_cpu = q.device.type == "cpu"
-        self.dtype = torch.float32 if on_cpu and q.dtype.itemsize == 2 else q.dtype
+        self.dtype = _product_dtype(q)
         self.soft_dtype = torch.promote_types(q.dtype, torch.float32)
-        images_in_piece = (CPU_PIECE if on_cpu else GPU_PIECE) / (heads * tokens**2)
+        images_in_piece = (CPU_PIECE if q.device.type == "cpu" else GPU_PIECE) / (heads * tokens**2)
         group = heads if images_in_piece >= 1 else 1
         images = _share(batch, batch / (images_in_piece * heads / group))
         rows = tokens if images > 1 else _share(tokens, 1 / (images_in_piece * heads / group))
@@ -173,9 +172,13 @@ class _Cut:
         return self.logits[number][: logits.shape[0] * logits.shape[1], : logits.shape[2]].view(logits.shape)
 
 
+def _product_dtype(q: Tensor) -> torch.dtype:
+    return torch.float32 if q.device.type == "cpu" and q.dtype.itemsize == 2 else q.dtype
+
+
 def _share(total: int, parts: float) -> int:
     """The size of about `parts` even parts of `total`."""
-    return math.ceil(total / max(1, round(parts)))
+    return max(1, math.ceil(total / max(1, round(parts))))
 
 
 def _over_tokens(values: Tensor | None, neutral: float, heads: slice, grid: Grid, per_offset: bool) -> Tensor | None:
