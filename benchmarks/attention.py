@@ -1,10 +1,10 @@
 """What a prior costs: forward + backward time, and bytes kept for backward, next to attention without one.
 
-    python benchmarks/attention.py            # all grids, about three minutes on two cores
+    python benchmarks/attention.py            # all grids, about four minutes on two cores
     python benchmarks/attention.py --short    # 8 x 8 and 16 x 16, about half a minute
     python benchmarks/attention.py --compile  # adds the same under torch.compile
 
-Every way runs once in each round, in turn, so a busy machine slows all of them alike; a ratio is taken inside a round.
+Every way runs once in each round, in random order, so a busy machine slows all alike; ratios are taken inside a round.
 Printed: the median ratio to `F.scaled_dot_product_attention` without a prior, and the quartiles. Tables and masks are
 built from the parameters inside the measured step, as they are in training; the step is what lies between the linear
 layers of a timm block: qkv in one array, heads split, attention, heads merged.
@@ -12,6 +12,7 @@ layers of a timm block: qkv in one array, heads split, attention, heads merged.
 
 import argparse
 import functools
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -109,9 +110,12 @@ def measure(side: int, rounds: int, compiled: bool) -> None:
         inputs = [qkv, *(parameter for module in modules(way) for parameter in module.parameters())]
         torch.autograd.grad(forward(way), inputs, gradient)
 
+    shuffle = random.Random(side).shuffle
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for count in range(rounds + 2):
-        for name, way in contenders.items():
+        order = list(contenders.items())
+        shuffle(order)  # what a way leaves in caches and allocator is then nobody's lot in particular
+        for name, way in order:
             start = time.perf_counter()
             step(way)
             if count >= 2:
@@ -137,12 +141,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--short", action="store_true", help="8 x 8 and 16 x 16 only")
     parser.add_argument("--compile", action="store_true", help="add torch.compile'd ways")
-    parser.add_argument("--rounds", type=int, default=None, help="measured rounds (15; short: 7)")
+    parser.add_argument("--rounds", type=int, default=None, help="measured rounds (31; short: 15)")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward + backward, fp32")
     for side in SHORT if arguments.short else SHAPES:
-        measure(side, arguments.rounds or (7 if arguments.short else 15), arguments.compile)
+        measure(side, arguments.rounds or (15 if arguments.short else 31), arguments.compile)
 
 
 if __name__ == "__main__":
