@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vicinal.attachment import attach as attach
+    from vicinal.attachment import detach as detach
     from vicinal.attention import attend as attend
     from vicinal.errors import VicinalError as VicinalError
     from vicinal.grid import Grid as Grid
@@ -21,8 +23,10 @@ _HOME = {
     "Grid": "vicinal.grid",
     "Prior": "vicinal.priors",
     "VicinalError": "vicinal.errors",
+    "attach": "vicinal.attachment",
     "attend": "vicinal.attention",
     "build_prior": "vicinal.priors",
+    "detach": "vicinal.attachment",
     "list_priors": "vicinal.priors",
     "register_prior": "vicinal.priors",
 }

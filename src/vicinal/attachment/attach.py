@@ -1,0 +1,295 @@
+"""`attach`: put a prior into a model that somebody else wrote; `detach`: take it out again."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.attachment.checking import check_module, check_order
+from vicinal.attachment.finding import Call, calls_of, quietly
+from vicinal.attachment.placing import LeftAlone, Site, place
+from vicinal.attachment.swapping import Attached, original_class, swap, swap_back
+from vicinal.errors import VicinalError
+from vicinal.grid import Grid
+from vicinal.priors import build_prior
+
+__all__ = ["Attachment", "Layer", "attach", "detach"]
+
+Layers = str | Sequence[int] | Callable[[int, str], bool]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One module that got a prior."""
+
+    name: str
+    kind: str
+    heads: int
+    grid: Grid
+    parameters: int
+    changes: bool
+    """Whether the prior changes the module's output as it starts."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What `attach` did: a table of modules, and of those it left alone."""
+
+    prior: str
+    layers: list[Layer]
+    left_alone: dict[str, str] = field(default_factory=dict)
+    """Reason by module name."""
+
+    def __str__(self) -> str:
+        rows = [("module", "class", "heads", "grid", "parameters", "changes at start")]
+        rows += [
+            (x.name, x.kind, str(x.heads), str(x.grid), str(x.parameters), "yes" if x.changes else "no")
+            for x in self.layers
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [f"{self.prior} attached to {len(self.layers)} modules"]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        lines += [f"left alone: {name}: {reason}" for name, reason in self.left_alone.items()]
+        return "\n".join(lines)
+
+
+def attach(
+    model: nn.Module,
+    prior: str,
+    *,
+    img_size: int | tuple[int, int] | None = None,
+    layers: Layers | None = None,
+    exclude: str | Iterable[str] | None = None,
+    example: Tensor | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Attachment:
+    """Attach a prior to every attention module of a model that has a grid, in place.
+
+    >>> import vicinal
+    >>> from vicinal._torchvision import ensure_torchvision; ensure_torchvision()
+    >>> import timm
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10)
+    >>> print(vicinal.attach(model, "gmm:kernels=5"))
+    gmm:kernels=5 attached to 2 modules
+    module         class      heads  grid              parameters  changes at start
+    blocks.0.attn  Attention  3      4 x 4 + 1 prefix  30          no
+    blocks.1.attn  Attention  3      4 x 4 + 1 prefix  30          no
+
+    The model runs twice or so on noise, to find its attention and to check each module. Its weights keep their names,
+    and `detach` gives it back as it was.
+
+    Args:
+        model: any vision transformer.
+        prior: what to attach, such as `gmm` or `gmm:kernels=3+gab`.
+        img_size: height and width of the images; by default what the model declares.
+        layers: which of the attention layers that can be served: `last 4`, `first 2`, indices, or a function of index
+            and module name; all by default. For another prior in other layers, call again.
+        exclude: patterns of module names to leave alone, such as `*.token_transformer.*`.
+        example: an input to learn the image's shape from, where the model takes none of the default shape: a tensor, or
+            a mapping of keyword arguments with one image tensor.
+        options: further options of the prior.
+    """
+    if not isinstance(model, nn.Module):
+        raise VicinalError(f"attach takes a torch.nn.Module, given {type(model).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise VicinalError("attach makes parameters, which torch.inference_mode() forbids; call it outside")
+    dropping = [name for name, module in model.named_modules() if _drops_patches(module)]
+    if dropping:
+        raise VicinalError(
+            f"{dropping[0]} drops patches at random in training, so tokens lose their places; "
+            "make the model without patch dropout"
+        )
+    run, size = _runner(model, img_size, example)
+    with quietly(model):
+        places = place(model, calls_of(model, lambda: run(_noise(model, 2, size))), 2, (size[1], size[2]))
+        sites = [site for site in places if isinstance(site, Site)]
+        left = {site.name: site.reason for site in places if isinstance(site, LeftAlone)}
+        left |= _refused(model, sites, run, size)
+        sites = [site for site in sites if site.name not in left]
+        if not sites:
+            raise VicinalError(_nothing(model, left))
+        chosen = _choose(sites, layers, exclude)
+        taken = [site.name for site in chosen if isinstance(site.module, Attached)]
+        if taken:
+            raise VicinalError(
+                f"{taken[0]} carries a prior already; compose as in 'gmm+gab', or vicinal.detach(model) first"
+            )
+        depth, index = len(sites), {site.name: number for number, site in enumerate(sites)}
+        # All priors are built before any is attached, so a bad option leaves the model as it was.
+        built = [
+            build_prior(prior, heads=site.heads, grid=site.grid, layer=index[site.name], depth=depth, **options)
+            for site in chosen
+        ]
+    attached = []
+    for site, its_prior in zip(chosen, built, strict=True):
+        parameter = next(site.module.parameters(), None)
+        its_prior.to(device=None if parameter is None else parameter.device).train(site.module.training)
+        swap(site.module, its_prior, site.heads_axis, site.call.fused)
+        count = sum(x.numel() for x in its_prior.parameters())
+        kind = original_class(site.module).__name__
+        attached.append(Layer(site.name, kind, site.heads, site.grid, count, not _is_identity(its_prior)))
+    return Attachment(prior, attached, left)
+
+
+def detach(model: nn.Module) -> int:
+    """Take every prior out of a model again, and say from how many modules.
+
+    >>> import vicinal
+    >>> import timm
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2)
+    >>> _ = vicinal.attach(model, "gab")
+    >>> vicinal.detach(model)
+    2
+    """
+    modules = [module for module in model.modules() if isinstance(module, Attached)]
+    for module in modules:
+        swap_back(module)
+    return len(modules)
+
+
+def _runner(
+    model: nn.Module, img_size: int | tuple[int, int] | None, example: Tensor | Mapping[str, Any] | None
+) -> tuple[Callable[[Tensor], object], tuple[int, int, int]]:
+    """How to run the model on images, and the shape of one image."""
+    key: str | None = None
+    shape: tuple[int, ...]
+    if isinstance(example, Mapping):
+        images = {name: value for name, value in example.items() if isinstance(value, Tensor) and value.dim() == 4}
+        if len(images) != 1 or len(example) != 1:
+            raise VicinalError(f"example needs one image tensor and nothing else, given {sorted(example)}")
+        ((key, value),) = images.items()
+        shape = tuple(value.shape[1:])
+    elif isinstance(example, Tensor):
+        shape = tuple(example.shape[1:])
+    elif example is not None:
+        raise VicinalError(f"example is a tensor or a mapping of keyword arguments, given {type(example).__name__}")
+    else:
+        shape = _image_shape(model, img_size)
+    if len(shape) != 3:
+        raise VicinalError(f"images are (batch, channels, height, width), given an example of {len(shape) + 1} axes")
+
+    def run(images: Tensor) -> object:
+        try:
+            return model(images) if key is None else model(**{key: images})
+        except VicinalError:
+            raise
+        except Exception as error:
+            size = " x ".join(map(str, images.shape[1:]))
+            raise VicinalError(
+                f"the model does not run on images of {size}: {type(error).__name__}: {error}. "
+                "Give the img_size it was made for, or an example= of its input"
+            ) from error
+
+    channels, height, width = shape
+    return run, (channels, height, width)
+
+
+def _image_shape(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[int, ...]:
+    stem = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    channels = stem.in_channels if stem is not None else 3
+    if img_size is None:
+        config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+        declared = (
+            getattr(getattr(model, "patch_embed", None), "img_size", None),
+            getattr(getattr(model, "config", None), "image_size", None),
+            config.get("input_size", (0,))[1:] if isinstance(config, Mapping) else None,
+        )
+        img_size = next((size for size in declared if size), None)
+    if img_size is None:
+        raise VicinalError("the model does not say the size of its images; give img_size= or example=")
+    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
+    return channels, int(height), int(width)
+
+
+def _drops_patches(module: nn.Module) -> bool:
+    return type(module).__name__.startswith("PatchDropout") and getattr(module, "prob", 0) > 0
+
+
+def _noise(model: nn.Module, batch: int, size: tuple[int, int, int]) -> Tensor:
+    images = torch.randn(batch, *size, generator=torch.Generator().manual_seed(0))
+    parameter = next(model.parameters(), images)
+    return images.to(parameter.device, parameter.dtype)
+
+
+def _refused(
+    model: nn.Module, sites: Sequence[Site], run: Callable[[Tensor], object], size: tuple[int, int, int]
+) -> dict[str, str]:
+    """Modules that a prior would not reach as it should, by name, with the reason."""
+    refused = {}
+    for site in sites:
+        try:
+            if not isinstance(site.module, Attached):
+                check_module(site)
+        except VicinalError as error:
+            refused[site.name] = str(error)
+
+    seen: dict[object, list[Call]] = {}
+
+    def disturbed(cut: tuple[int, int], cells: list[tuple[int, int]]) -> list[Call]:
+        key = cut, tuple(cells)
+        if key not in seen:
+            images = _noise(model, 1, size).repeat(len(cells) + 1, 1, 1, 1)
+            height, width = size[1] / cut[0], size[2] / cut[1]
+            for image, (row, column) in zip(images[1:], cells, strict=True):
+                block = image[
+                    :,
+                    round(row * height) : round((row + 1) * height),
+                    round(column * width) : round((column + 1) * width),
+                ]
+                block.add_(torch.randn(block.shape, generator=torch.Generator().manual_seed(1)).to(block), alpha=3)
+            seen[key] = calls_of(model, lambda: run(images))
+        return seen[key]
+
+    # Modules of one class and shape hold their tokens alike; the first of them has mixed the image least.
+    first: dict[tuple[type[nn.Module], tuple[int, ...]], Site] = {}
+    for site in sites:
+        first.setdefault((type(site.module), site.call.logits), site)
+    wrong = check_order(list(first.values()), disturbed)
+    for site in sites:
+        reason = wrong.get(first[type(site.module), site.call.logits].name)
+        if reason is not None:
+            refused.setdefault(site.name, reason)
+    return refused
+
+
+def _choose(sites: list[Site], layers: Layers | None, exclude: str | Iterable[str] | None) -> list[Site]:
+    patterns = [exclude] if isinstance(exclude, str) else list(exclude or ())
+    chosen = sites
+    if callable(layers):
+        chosen = [site for number, site in enumerate(sites) if layers(number, site.name)]
+    elif isinstance(layers, str):
+        words = re.fullmatch(r"(first|last)(?:\s+(\d+))?", layers.strip())
+        count = int(words[2] or 1) if words else 0
+        if words is None or not 1 <= count <= len(sites):
+            raise VicinalError(f"layers is 'first N' or 'last N' with N from 1 to {len(sites)}, given {layers!r}")
+        chosen = sites[:count] if words[1] == "first" else sites[-count:]
+    elif layers is not None:
+        wrong = [number for number in layers if not -len(sites) <= number < len(sites)]
+        if wrong:
+            raise VicinalError(f"unknown layer {wrong[0]}: the model has {len(sites)} that a prior can be attached to")
+        wanted = {number % len(sites) for number in layers}
+        chosen = [site for number, site in enumerate(sites) if number in wanted]
+    chosen = [site for site in chosen if not any(fnmatch.fnmatch(site.name, pattern) for pattern in patterns)]
+    if not chosen:
+        raise VicinalError(f"layers={layers!r} and exclude={exclude!r} leave none of {len(sites)} attention layers")
+    return chosen
+
+
+def _nothing(model: nn.Module, left: Mapping[str, str]) -> str:
+    if not left:
+        return f"{type(model).__name__} has nothing to attach to: no softmax over a product of queries and keys was run"
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in list(left.items())[:3])
+    more = f" (and {len(left) - 3} more)" if len(left) > 3 else ""
+    return f"{type(model).__name__} has nothing to attach to. {reasons}{more}"
+
+
+@torch.no_grad()
+def _is_identity(prior: nn.Module) -> bool:
+    scale, bias = prior()
+    return bool((scale is None or (scale == 1).all()) and (bias is None or (bias == 0).all()))

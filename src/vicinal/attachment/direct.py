@@ -1,0 +1,64 @@
+"""Direct forwards for the attention classes that most models use.
+
+Entering a mode costs some microseconds a layer, which a batch of one image notices. These do what the class's own
+forward does, with `attend` at its heart, and are used only where that forward is the library's, unchanged.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from vicinal._torchvision import ensure_torchvision
+from vicinal.attachment.swapping import Attached, token_mismatch
+from vicinal.attention import attend
+from vicinal.errors import VicinalError
+
+ensure_torchvision()
+
+from timm.layers.attention import Attention  # noqa: E402
+from timm.models.swin_transformer import WindowAttention  # noqa: E402
+
+__all__ = ["DIRECT"]
+
+
+class DirectAttention(Attached):
+    """timm's `Attention`, under a prior."""
+
+    def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Tokens in, tokens out: `(batch, tokens, dim)`."""
+        if is_causal:
+            raise VicinalError("a spatial prior does not serve causal attention")
+        batch, tokens, _ = x.shape
+        if tokens != self.prior.grid.tokens:
+            raise token_mismatch(self.prior, tokens)
+        gate = None if self.gate is None else self.gate(x).sigmoid()
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = self.q_norm(q), self.k_norm(k)
+        dropout = self.attn_drop.p if self.training else 0.0
+        out = attend(q, k, v, prior=self.prior, mask=attn_mask, dropout=dropout, scale=self.scale)
+        out = self.norm(out.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
+        return self.proj_drop(self.proj(out if gate is None else out * gate))  # type: ignore[no-any-return]
+
+
+class DirectWindowAttention(Attached):
+    """timm's `WindowAttention` of Swin, under a prior."""
+
+    def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Windows in, windows out: `(batch * windows, tokens, dim)`."""
+        batch, tokens, _ = x.shape
+        if tokens != self.prior.grid.tokens:
+            raise token_mismatch(self.prior, tokens)
+        q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self._get_rel_pos_bias()
+        if mask is not None:  # (windows, tokens, tokens), the same for every image
+            bias = (bias + mask[:, None]).repeat(batch // len(mask), 1, 1, 1)
+        dropout = self.attn_drop.p if self.training else 0.0
+        out = attend(q, k, v, prior=self.prior, mask=bias, dropout=dropout, scale=self.scale)
+        return self.proj_drop(self.proj(out.transpose(1, 2).reshape(batch, tokens, -1)))  # type: ignore[no-any-return]
+
+
+DIRECT: dict[Callable[..., Any], type[Attached]] = {
+    Attention.forward: DirectAttention,
+    WindowAttention.forward: DirectWindowAttention,
+}

@@ -1,0 +1,116 @@
+"""Find attention by running the model once: who computes softmax over logits, and of what shape?
+
+No class of any library is named here. A module is attention if, while it runs, it calls softmax on logits or
+`scaled_dot_product_attention`; what the logits look like tells the rest.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["PRODUCTS", "SOFTMAXES", "Call", "calls_of", "quietly"]
+
+PRODUCTS = {torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul, torch.bmm, torch.Tensor.bmm, torch.einsum}
+SOFTMAXES = {torch.Tensor.softmax, torch.softmax, F.softmax}
+# Modules that only carry out a step of the attention that holds them.
+STEPS = (nn.Softmax, nn.Dropout, nn.Identity)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One attention computed in a run of the model."""
+
+    module: nn.Module
+    logits: tuple[int, ...]
+    """Shape of the logits, `(..., queries, keys)`."""
+    queries: Tensor | None
+    """`(..., queries, dim)`: the first factor of the product that gave the logits; None if no product did."""
+    fused: bool
+    """Through `scaled_dot_product_attention`."""
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+    """What the module was called with."""
+
+
+class _Watch(TorchFunctionMode):
+    """Records every softmax and fused attention, with the innermost module that runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: list[tuple[nn.Module, tuple[tuple[Any, ...], dict[str, Any]]]] = []
+        self.products: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+        self.calls: list[Call] = []
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running.append((module, (args, kwargs)))
+        self.products.pop(module, None)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.running.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        owners = [running for running in self.running if not isinstance(running[0], STEPS)]
+        if not owners or not isinstance(result, Tensor):
+            return result
+        module, inputs = owners[-1]
+        if func is F.scaled_dot_product_attention:
+            query = args[0] if args else kwargs["query"]
+            key = args[1] if len(args) > 1 else kwargs["key"]
+            self.calls.append(Call(module, (*query.shape[:-1], key.shape[-2]), query, True, inputs))
+        elif func in PRODUCTS:
+            factor = args[1] if func is torch.einsum else args[0]
+            self.products.setdefault(module, []).append((result, factor))
+        elif func in SOFTMAXES and result.dim() >= 3:
+            shape = tuple(result.shape)
+            products = self.products.pop(module, [])
+            queries = next((factor for product, factor in products if same_attention(product, shape)), None)
+            self.calls.append(Call(module, shape, queries, False, inputs))
+        return result
+
+
+def same_attention(product: Tensor, logits: tuple[int, ...]) -> bool:
+    """Whether a product can be these logits; its batch may be split off, as Swin does to add its window mask."""
+    return product.dim() >= 4 and tuple(product.shape[-3:]) == logits[-3:]
+
+
+def calls_of(model: nn.Module, run: Callable[[], object]) -> list[Call]:
+    """Every attention that `run` computes in `model`, in order."""
+    watch = _Watch()
+    hooks = []
+    for module in model.modules():
+        hooks.append(module.register_forward_pre_hook(watch.enter, with_kwargs=True))
+        hooks.append(module.register_forward_hook(watch.leave))
+    try:
+        with torch.no_grad(), watch:
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return watch.calls
+
+
+@contextlib.contextmanager
+def quietly(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; training modes, buffers and random numbers as they were outside."""
+    modes = {module: module.training for module in model.modules()}
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    devices = list({parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"})
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for name, buffer in model.named_buffers():
+            if name in buffers and not torch.equal(buffer, buffers[name]):
+                buffer.copy_(buffers[name])

@@ -1,0 +1,122 @@
+"""From a call of attention to where its tokens sit: heads, grid and prefix tokens, or why there is no grid."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from vicinal.attachment.finding import Call
+from vicinal.errors import VicinalError
+from vicinal.grid import Grid
+
+__all__ = ["LeftAlone", "Site", "place"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """An attention module that a prior can be attached to."""
+
+    name: str
+    call: Call
+    heads: int
+    heads_axis: int
+    """-3 for logits `(..., heads, tokens, tokens)`, -4 for `(batch, heads, windows, tokens, tokens)`."""
+    windows: int
+    """Sequences of an image: 1 where attention is global."""
+    grid: Grid
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that computes it."""
+        return self.call.module
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """An attention module that no prior can be attached to."""
+
+    name: str
+    module: nn.Module
+    reason: str
+
+
+def place(model: nn.Module, calls: Sequence[Call], batch: int, image: tuple[int, int]) -> list[Site | LeftAlone]:
+    """Where the tokens of each attention module sit, in the order in which the modules run.
+
+    Args:
+        model: the model that ran.
+        calls: what it computed.
+        batch: number of images that it was given.
+        image: their height and width.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    by_module: dict[nn.Module, list[Call]] = {}
+    for call in calls:
+        by_module.setdefault(call.module, []).append(call)
+    found: list[Site | LeftAlone] = []
+    for module, its_calls in by_module.items():
+        name = names[module] or type(module).__name__
+        try:
+            found.append(_place(name, model, its_calls, batch, image))
+        except VicinalError as error:
+            found.append(LeftAlone(name, module, str(error)))
+    return found
+
+
+def _place(name: str, model: nn.Module, calls: list[Call], batch: int, image: tuple[int, int]) -> Site:
+    square = [call for call in calls if call.queries is not None and call.logits[-1] == call.logits[-2]]
+    if not square:
+        shape = calls[0].logits
+        if shape[-1] != shape[-2]:
+            raise VicinalError(f"{shape[-2]} queries see {shape[-1]} keys, which have no common grid")
+        raise VicinalError("its weights are no softmax of a product of queries and keys")
+    if len({call.logits for call in square}) > 1:
+        raise VicinalError(f"it runs on sequences of {_join(call.logits[-1] for call in square)} tokens in one pass")
+    call = square[0]
+    heads, axis, sequences = _heads(call)
+    if sequences % batch:
+        raise VicinalError(f"its {sequences} sequences do not divide among {batch} images")
+    windows, tokens = sequences // batch, call.logits[-1]
+    grid = _global_grid(model, tokens, image) if windows == 1 else _window_grid(call.module, tokens)
+    if grid.patches == 1:
+        raise VicinalError("its grid is a single patch, which has no neighbours")
+    return Site(name, call, heads, axis, windows, grid)
+
+
+def _heads(call: Call) -> tuple[int, int, int]:
+    """Number of heads, their axis, and sequences in the batch."""
+    shape = call.logits
+    if len(shape) == 4:
+        return shape[1], -3, shape[0]
+    known = next((getattr(call.module, name) for name in ("num_heads", "heads") if hasattr(call.module, name)), None)
+    if len(shape) == 5 and known == shape[1] and (known != shape[2] or shape[2] == 1):
+        return shape[1], -4, shape[0] * shape[2]
+    if len(shape) == 5 and known == shape[2] and known != shape[1]:
+        return shape[2], -3, shape[0] * shape[1]
+    raise VicinalError(f"which axis of its logits {shape} counts heads cannot be told")
+
+
+def _global_grid(model: nn.Module, tokens: int, image: tuple[int, int]) -> Grid:
+    """One sequence per image: the declared prefix tokens, or the fewest that leave a grid of the image's aspect."""
+    declared = getattr(model, "num_prefix_tokens", None)
+    for prefix in (declared, 0) if isinstance(declared, int) else (0, 1, 2):
+        try:
+            return Grid.from_tokens(tokens, prefix=prefix, aspect=image[0] / image[1])
+        except VicinalError:
+            continue
+    raise VicinalError(f"its {tokens} tokens form no grid of the image's {image[0]} x {image[1]}")
+
+
+def _window_grid(module: nn.Module, tokens: int) -> Grid:
+    """Several sequences per image: the grid is the window."""
+    size = getattr(module, "window_size", None)
+    if isinstance(size, tuple | list) and len(size) == 2 and size[0] * size[1] == tokens:
+        return Grid(int(size[0]), int(size[1]))
+    try:
+        return Grid.from_tokens(tokens)
+    except VicinalError:
+        raise VicinalError(f"its windows of {tokens} tokens are not square") from None
+
+
+def _join(numbers: Iterable[int]) -> str:
+    return " and ".join(str(number) for number in sorted(set(numbers)))
