@@ -1,5 +1,6 @@
 import copy
 import io
+import itertools
 import pickle
 
 import pytest
@@ -30,30 +31,15 @@ def vit(**options):
     )
 
 
+SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
+
+
 def swin():
-    return SwinTransformer(
-        img_size=32,
-        patch_size=2,
-        window_size=4,
-        embed_dim=12,
-        depths=(2, 2),
-        num_heads=(2, 4),
-        num_classes=5,
-        drop_path_rate=0.0,
-    )
+    return SwinTransformer(**SWIN, num_classes=5, drop_path_rate=0.0)
 
 
 def swin_v2():
-    return SwinTransformerV2(
-        img_size=32,
-        patch_size=2,
-        window_size=4,
-        embed_dim=12,
-        depths=(2, 2),
-        num_heads=(2, 4),
-        num_classes=5,
-        drop_path_rate=0.0,
-    )
+    return SwinTransformerV2(**SWIN, num_classes=5, drop_path_rate=0.0)
 
 
 def cait():
@@ -88,30 +74,25 @@ def attention_io(module, run):
 
 
 def logits_by_hand(module, x, prior):
-    """q, k and v from the module's own weights, and `scale * logits` looked up by offset in float64."""
+    """From the module's own weights, in float64: `scale * logits`, bias by offset, and v."""
     batch, tokens, _ = x.shape
-    weight, bias = module.qkv.weight.double(), getattr(module.qkv, "bias", None)
-    qkv = x.double() @ weight.T + (0 if bias is None else bias.double())
+    qkv = x.double() @ module.qkv.weight.double().T
     if getattr(module, "q_bias", None) is not None:
         qkv = qkv + torch.cat([module.q_bias, module.k_bias, module.v_bias]).double()
+    elif module.qkv.bias is not None:
+        qkv = qkv + module.qkv.bias.double()
     q, k, v = qkv.reshape(batch, tokens, 3, module.num_heads, -1).permute(2, 0, 3, 1, 4)
     logits = q @ k.mT * q.shape[-1] ** -0.5
-    scale, added = prior.table()
-    grid = prior.grid
-    for query in range(grid.patches):
-        for key in range(grid.patches):
-            row = key // grid.width - query // grid.width + grid.height - 1
-            column = key % grid.width - query % grid.width + grid.width - 1
-            pair = (..., grid.prefix + query, grid.prefix + key)
-            if scale is not None:
-                logits[pair] *= scale[:, row, column].double()
     bias = torch.zeros(module.num_heads, tokens, tokens, dtype=torch.float64)
-    if added is not None:
-        for query in range(grid.patches):
-            for key in range(grid.patches):
-                row = key // grid.width - query // grid.width + grid.height - 1
-                column = key % grid.width - query % grid.width + grid.width - 1
-                bias[:, grid.prefix + query, grid.prefix + key] = added[:, row, column].double()
+    (scale, added), grid = prior.table(), prior.grid
+    for query, key in itertools.product(range(grid.patches), repeat=2):
+        row = key // grid.width - query // grid.width + grid.height - 1
+        column = key % grid.width - query % grid.width + grid.width - 1
+        pair = (..., grid.prefix + query, grid.prefix + key)
+        if scale is not None:
+            logits[pair] *= scale[:, row, column].double()
+        if added is not None:
+            bias[pair] = added[:, row, column].double()
     return logits, bias, v
 
 
