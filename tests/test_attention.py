@@ -125,7 +125,8 @@ def test_gradcheck_in_double(dropout, per_offset):
 
     def function(*tensors):
         q, k, v, multiply, add, mask = tensors
-        return RecomputedAttention.apply(q, k, v, multiply, add, mask, grid, per_offset, 0.5, dropout, 11)
+        settings = (grid.height, grid.width, grid.prefix, per_offset, 0.5, dropout, 11)
+        return RecomputedAttention.apply(q, k, v, multiply, add, mask, *settings)
 
     assert torch.autograd.gradcheck(function, (q, k, v, multiply, add, mask))
 
@@ -349,6 +350,31 @@ def test_compiles_in_one_graph_with_gradients(spec):
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     tensors = [q, k, v, *prior.parameters()]
     assert_all_close(gradients(out, tensors), gradients(expected, tensors), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tokens_in_piece", [2**19, 100])
+@pytest.mark.parametrize("add", [True, False])
+def test_the_compiled_operator_keeps_what_it_promises(add, tokens_in_piece, monkeypatch):
+    monkeypatch.setattr(recomputed, "CPU_PIECE", tokens_in_piece)
+    grid = Grid(2, 3, prefix=1)
+    q, k, v = inputs(grid, v_dim=5)
+    table = torch.rand(2, *grid.table_shape, requires_grad=True)
+    bias = torch.randn(2, *grid.table_shape, requires_grad=True) if add else None
+    mask = torch.randn(3, 1, 7, 7) if add else None
+    settings = (grid.height, grid.width, grid.prefix, True, 0.5, 0.0, 0)
+    torch.library.opcheck(torch.ops.vicinal.recomputed_attention.default, (q, k, v, table, bias, mask, *settings))
+
+
+def test_a_compiled_model_keeps_no_logits_for_backward():
+    grid = Grid(4, 4)
+    q, k, v = inputs(grid, batch=16)
+    prior = build_prior("gmm:init=spread", heads=2, grid=grid)
+    sizes = []
+    compiled = torch.compile(lambda q, k, v: attend(q, k, v, prior=prior), fullgraph=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+        compiled(q, k, v)
+    assert sizes
+    assert max(sizes) <= q.numel() < 16 * 2 * grid.tokens**2
 
 
 def test_exports():

@@ -8,7 +8,8 @@ Why a prior costs little here, though no fused kernel multiplies logits or learn
   Logits, softmax and the prior's tokens x tokens form are computed again. That is less memory than the fused kernel
   keeps (no output, no log-sum-exp). And most of the time of eager attention was never arithmetic: it was page faults
   and cache misses on batch x heads x tokens x tokens arrays, which are a few cache-sized pieces here.
-- Under `torch.compile` and `torch.export` the plain formula is traced; fusing it is the compiler's work.
+- Under `torch.compile`, training on a CPU calls the same as an operator (compiled.py). Elsewhere, and under
+  `torch.export`, the plain formula is traced; fusing it is the compiler's work.
 """
 
 import functools
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vicinal.compiled import recomputed_attention
 from vicinal.errors import VicinalError, unknown
 from vicinal.priors.base import Prior, full_precision
 from vicinal.recomputed import CPU_PIECE, RecomputedAttention
@@ -71,7 +73,10 @@ def attend(
 def _dispatch(
     q: Tensor, k: Tensor, v: Tensor, prior: Prior, mask: Tensor | None, dropout: float, scale: float, backend: Backend
 ) -> Tensor:
-    if backend == "auto" and (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()):
+    compiling = torch.compiler.is_compiling()
+    if backend == "auto" and (
+        torch._C._are_functorch_transforms_active() or (compiling and not _as_operator(q, dropout))
+    ):
         backend = "plain"
     if backend == "plain":
         return attend_plain(q, k, v, *prior(), mask=mask, dropout=dropout, scale=scale)
@@ -90,8 +95,10 @@ def _dispatch(
         mask = _additive(mask, torch.promote_types(q.dtype, torch.float32))
         mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
     seed = int(torch.randint(2**62, ())) if dropout else 0
-    recomputed = cast("Callable[..., Tensor]", RecomputedAttention.apply)
-    return recomputed(q, k, v, multiply, add, mask, prior.grid, prior.per_offset, scale, dropout, seed)
+    recomputed = recomputed_attention if compiling else cast("Callable[..., Tensor]", RecomputedAttention.apply)
+    grid = prior.grid
+    settings = (grid.height, grid.width, grid.prefix, prior.per_offset, scale, dropout, seed)
+    return recomputed(q, k, v, multiply, add, mask, *settings)
 
 
 def attend_plain(
@@ -139,6 +146,11 @@ def _attend_fused(
         mask = bias[None] if mask is None else bias + _additive(mask, bias.dtype)
         mask = mask.to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+
+
+def _as_operator(q: Tensor, dropout: float) -> bool:
+    """Whether a compiled model calls recomputed attention instead of tracing the formula: training on a CPU."""
+    return torch.is_grad_enabled() and not torch.compiler.is_exporting() and q.device.type == "cpu" and not dropout
 
 
 def _needs_gradient(x: Tensor | None) -> bool:
