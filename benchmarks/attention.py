@@ -76,18 +76,20 @@ def ways(heads: int, grid: vicinal.Grid, compiled: bool) -> dict[str, Way]:
 
 
 def saved_bytes(step: Callable[[], Tensor], kept_anyway: set[int]) -> int:
-    """Bytes that autograd keeps between forward and backward, each storage once."""
-    sizes: dict[int, int] = {}
+    """Bytes that autograd keeps between forward and backward, each once, however many views of it are kept."""
+    kept: dict[int, tuple[int, dict[int, int]]] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in kept_anyway:
-            sizes[tensor.data_ptr()] = tensor.untyped_storage().nbytes() if tensor._base is None else tensor.nbytes
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in kept_anyway:
+            _, views = kept.setdefault(storage.data_ptr(), (storage.nbytes(), {}))
+            views[tensor.data_ptr()] = tensor.nbytes
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = step()
     del out
-    return sum(sizes.values())
+    return sum(min(whole, sum(views.values())) for whole, views in kept.values())
 
 
 def measure(side: int, rounds: int, compiled: bool) -> None:
