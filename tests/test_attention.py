@@ -442,3 +442,8 @@ def test_integers_and_other_devices_are_refused():
         attend(q.long(), q.long(), q.long(), prior=prior)
     with pytest.raises(VicinalError, match="prior meta"):
         attend(q, q, q, prior=prior.to("meta"))
+
+
+def test_a_prior_without_parameters_goes_wherever_the_input_is():
+    q = torch.zeros(1, 2, 4, 3, device="meta")
+    assert attend(q, q, q, prior=build_prior("none", heads=2, grid=Grid(2, 2))).device.type == "meta"

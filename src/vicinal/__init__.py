@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from vicinal._torchvision import ensure_torchvision as ensure_torchvision
     from vicinal.attachment import attach as attach
     from vicinal.attachment import detach as detach
     from vicinal.attention import attend as attend
@@ -27,6 +28,7 @@ _HOME = {
     "attend": "vicinal.attention",
     "build_prior": "vicinal.priors",
     "detach": "vicinal.attachment",
+    "ensure_torchvision": "vicinal._torchvision",
     "list_priors": "vicinal.priors",
     "register_prior": "vicinal.priors",
 }

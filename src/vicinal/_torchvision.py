@@ -13,7 +13,12 @@ _declared: list[torch.library.Library] = []  # a declaration lives as long as it
 
 
 def ensure_torchvision() -> None:
-    """Import torchvision, declaring the operators it misses if, and only if, that is why the import fails."""
+    """Import torchvision, declaring the operators it misses if, and only if, that is why the import fails.
+
+    >>> import vicinal
+    >>> vicinal.ensure_torchvision()
+    >>> import timm
+    """
     try:
         import torchvision
     except RuntimeError as error:

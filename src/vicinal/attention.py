@@ -203,7 +203,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, prior: Prior, mask: Tensor | None, d
             f"the prior is for {grid.tokens} tokens ({grid}), given {q.shape[2]}; {shapes}. "
             "Another image size needs prior.resize(grid)"
         )
-    if not q.dtype.is_floating_point or not q.device == k.device == v.device == prior.device:
+    if not q.dtype.is_floating_point or not q.device == k.device == v.device == (prior.device or q.device):
         devices = ", ".join(f"{name} {x.device}" for name, x in (("q", q), ("k", k), ("v", v), ("prior", prior)))
         raise VicinalError(f"attend takes floating-point numbers on one device, given {q.dtype}; {devices}")
     if not 0.0 <= dropout < 1.0:

@@ -72,7 +72,7 @@ def attach(
     """Attach a prior to every attention module of a model that has a grid, in place.
 
     >>> import vicinal
-    >>> from vicinal._torchvision import ensure_torchvision; ensure_torchvision()
+    >>> vicinal.ensure_torchvision()
     >>> import timm
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10)
     >>> print(vicinal.attach(model, "gmm:kernels=5"))
@@ -141,6 +141,7 @@ def detach(model: nn.Module) -> int:
     """Take every prior out of a model again, and say from how many modules.
 
     >>> import vicinal
+    >>> vicinal.ensure_torchvision()
     >>> import timm
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2)
     >>> _ = vicinal.attach(model, "gab")

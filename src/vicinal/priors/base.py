@@ -61,10 +61,10 @@ class Prior(nn.Module):
         self._cache: tuple[Grid, list[Tensor], ScaleBias] | None = None
 
     @property
-    def device(self) -> torch.device:
-        """Where the parameters are."""
+    def device(self) -> torch.device | None:
+        """Where the parameters are; None if there are none, as for `none`."""
         first = next(itertools.chain(self.parameters(), self.buffers()), None)
-        return torch.device("cpu") if first is None else first.device
+        return None if first is None else first.device
 
     def scale(self) -> Tensor | None:
         """What multiplies the logits: `(heads or 1, 2h-1, 2w-1)`, or `(heads or 1, patches, patches)`; None for 1."""
@@ -76,7 +76,7 @@ class Prior(nn.Module):
 
     def values(self) -> ScaleBias:
         """`(scale(), bias())` for every head, in full precision whatever the autocast around it."""
-        with full_precision(self.device):
+        with full_precision(self.device or torch.device("cpu")):
             scale, bias = self.scale(), self.bias()
         return (
             None if scale is None else scale.expand(self.heads, -1, -1),
