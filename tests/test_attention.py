@@ -444,6 +444,12 @@ def test_integers_and_other_devices_are_refused():
         attend(q, q, q, prior=prior.to("meta"))
 
 
-def test_a_prior_without_parameters_goes_wherever_the_input_is():
-    q = torch.zeros(1, 2, 4, 3, device="meta")
-    assert attend(q, q, q, prior=build_prior("none", heads=2, grid=Grid(2, 2))).device.type == "meta"
+@pytest.mark.parametrize("spec", ["none", "gmm", "gab", "gmm+elm", "decay"])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_shapes_can_be_computed_on_the_meta_device(spec, gradient):
+    q = torch.zeros(3, 2, 4, 5, device="meta", requires_grad=True)
+    prior = build_prior(spec, heads=2, grid=Grid(2, 2)).to("meta")
+    with torch.set_grad_enabled(gradient):
+        out = attend(q, q, q, prior=prior)
+    assert out.device.type == "meta"
+    assert out.shape == q.shape

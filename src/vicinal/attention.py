@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from vicinal.compiled import recomputed_attention
 from vicinal.errors import VicinalError, unknown
-from vicinal.priors.base import Prior, full_precision
+from vicinal.priors.base import Prior, autocasting, full_precision
 from vicinal.recomputed import CPU_PIECE, RecomputedAttention
 
 __all__ = ["attend", "attend_plain"]
@@ -64,7 +64,7 @@ def attend(
     if prior is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     _check(q, k, v, prior, mask, dropout, backend)
-    if torch.is_autocast_enabled(q.device.type):  # as scaled_dot_product_attention does
+    if autocasting(q.device):  # as scaled_dot_product_attention does
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     with full_precision(q.device):
         return _dispatch(q, k, v, prior, mask, dropout, q.shape[-1] ** -0.5 if scale is None else scale, backend)

@@ -144,9 +144,14 @@ def _equal(left: Iterable[Tensor], right: Iterable[Tensor]) -> bool:
     )
 
 
+def autocasting(device: torch.device) -> bool:
+    """Whether autocast is on for a device; the meta device has none to ask for."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """No autocast inside."""
-    if torch.is_autocast_enabled(device.type):
+    if autocasting(device):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
