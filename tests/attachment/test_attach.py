@@ -1,67 +1,22 @@
 import copy
-import io
 import itertools
-import pickle
 
 import pytest
 import torch
 from timm.layers.attention import Attention
-from timm.models.beit import Beit
-from timm.models.cait import Cait
 from timm.models.hiera import Hiera
 from timm.models.levit import Levit
 from timm.models.nest import Nest
-from timm.models.swin_transformer import SwinTransformer
-from timm.models.swin_transformer_v2 import SwinTransformerV2
-from timm.models.vision_transformer import VisionTransformer
 from timm.models.xcit import Xcit
 from torch import nn
 
 import vicinal
+from small_models import beit, cait, images, swin, swin_v2, vit
 from vicinal import Grid, VicinalError
 from vicinal.attachment import swapping
 from vicinal.attachment.swapping import Attached
 
 SPECS = ["gmm:init=spread", "gab", "gmm:init=spread+gab"]
-
-
-def vit(**options):
-    return VisionTransformer(
-        **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 4, "num_classes": 5} | options
-    )
-
-
-SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
-
-
-def swin():
-    return SwinTransformer(**SWIN, num_classes=5, drop_path_rate=0.0)
-
-
-def swin_v2():
-    return SwinTransformerV2(**SWIN, num_classes=5, drop_path_rate=0.0)
-
-
-def cait():
-    return Cait(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=4, num_classes=5)
-
-
-def beit():
-    return Beit(
-        img_size=32,
-        patch_size=8,
-        embed_dim=24,
-        depth=2,
-        num_heads=4,
-        num_classes=5,
-        use_rel_pos_bias=True,
-        init_values=0.1,
-    )
-
-
-def images(model, batch=2):
-    height, width = model.patch_embed.img_size if hasattr(model.patch_embed, "img_size") else (32, 32)
-    return torch.randn(batch, 3, height, width)
 
 
 def attention_io(module, run):
@@ -382,96 +337,6 @@ def test_the_table_prints_modules_grids_and_what_was_left():
     assert text.splitlines()[0] == "gab attached to 2 modules"
     assert "blocks.0.attn  TalkingHeadAttn  4      4 x 4  2           yes" in text
     assert "left alone: blocks_token_only.0.attn: 1 queries see 17 keys" in text
-
-
-class TestWhatElseUsersDo:
-    """A model with a prior is still a model."""
-
-    @pytest.fixture(params=["vit", "swin", "cait"])
-    def model(self, request):
-        model = {"vit": vit, "swin": swin, "cait": cait}[request.param]()
-        vicinal.attach(model, "gmm:init=spread+gab")
-        return model
-
-    def test_copies_and_pickles(self, model):
-        model.eval()
-        x = images(model)
-        expected = model(x)
-        assert torch.equal(copy.deepcopy(model)(x), expected)
-        assert torch.equal(pickle.loads(pickle.dumps(model))(x), expected)
-        file = io.BytesIO()
-        torch.save(model, file)
-        file.seek(0)
-        assert torch.equal(torch.load(file, weights_only=False)(x), expected)
-        assert vicinal.detach(copy.deepcopy(model)) > 0
-
-    def test_state_dict_round_trip(self, model):
-        twin = {"VisionTransformer": vit, "SwinTransformer": swin, "Cait": cait}[type(model).__name__]()
-        vicinal.attach(twin, "gmm:init=spread+gab")
-        twin.load_state_dict(model.state_dict())
-        x = images(model)
-        assert torch.equal(twin.eval()(x), model.eval()(x))
-
-    def test_moving_average(self, model):
-        from timm.utils import ModelEmaV3
-
-        average = ModelEmaV3(model, decay=0.5)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(1.0)
-        average.update(model)
-        for (name, a), (_, b) in zip(average.module.named_parameters(), model.named_parameters(), strict=True):
-            torch.testing.assert_close(a, b - 0.5, atol=1e-5, rtol=1e-4, msg=name)
-
-    def test_gradient_checkpointing(self, model):
-        model.train()
-        x = images(model)
-
-        def gradients():
-            model.zero_grad()
-            torch.manual_seed(0)
-            model(x).square().sum().backward()
-            return [parameter.grad.clone() for parameter in model.parameters()]
-
-        plain = gradients()
-        model.set_grad_checkpointing()
-        for a, b in zip(gradients(), plain, strict=True):
-            torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
-
-    def test_autocast(self, model):
-        x = images(model)
-        full = model.eval()(x)
-        with torch.autocast("cpu", torch.bfloat16):
-            half = model(x)
-            half.float().sum().backward()
-        torch.testing.assert_close(half.float(), full, atol=0.1, rtol=0.1)
-        assert all(parameter.grad is not None for parameter in model.parameters())
-
-    def test_compiles_in_one_graph_and_trains(self, model):
-        x = images(model)
-        expected = model(x).square().sum()
-        expected.backward()
-        wanted = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-        model.zero_grad()
-        loss = torch.compile(model, fullgraph=True)(x).square().sum()
-        loss.backward()
-        torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-4, rtol=1e-3, msg=name)
-
-    def test_exports(self, model):
-        x = images(model)
-        exported = torch.export.export(model.eval(), (x,)).module()
-        torch.testing.assert_close(exported(x), model(x), atol=1e-5, rtol=1e-4)
-
-
-def test_forward_intermediates():
-    model = vit().eval()
-    x = images(model)
-    before = model.forward_intermediates(x, intermediates_only=True)
-    vicinal.attach(model, "gmm")
-    for a, b in zip(model.forward_intermediates(x, intermediates_only=True), before, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
 
 
 def test_one_class_per_attention_class():

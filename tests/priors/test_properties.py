@@ -247,6 +247,10 @@ def test_what_inference_keeps_is_never_stale(spec):
         assert_current()
     prior.grid = Grid(3, 4, 2)
     assert_current()
+    for part in prior.modules():
+        if hasattr(part, "constant"):
+            part.constant += 0.5
+    assert_current()
     prior.double()
     assert_current()
     with torch.inference_mode():

@@ -58,7 +58,7 @@ class Prior(nn.Module):
             raise VicinalError(f"a prior needs a Grid(height, width, prefix), given {grid!r}")
         self.heads, self.layer, self.depth = heads, layer, depth
         self.grid = grid
-        self._cache: tuple[Grid, list[Tensor], ScaleBias] | None = None
+        self._cache: tuple[list[int | float | str | Grid], list[Tensor], ScaleBias] | None = None
 
     @property
     def device(self) -> torch.device | None:
@@ -103,8 +103,10 @@ class Prior(nn.Module):
         state = (*self.parameters(), *self.buffers())
         if any(values.device.type != "cpu" for values in state):  # comparing would wait for the device
             return self._over_tokens()
-        if self._cache is None or self._cache[0] != self.grid or not _equal(self._cache[1], state):
-            self._cache = self.grid, [values.clone() for values in state], self._over_tokens()
+        held: list[object] = [value for module in self.modules() for value in vars(module).values()]
+        plain = [value for value in held if isinstance(value, int | float | str | Grid)]
+        if self._cache is None or self._cache[0] != plain or not _equal(self._cache[1], state):
+            self._cache = plain, [values.clone() for values in state], self._over_tokens()
         return self._cache[2]
 
     def _over_tokens(self) -> ScaleBias:

@@ -1,0 +1,47 @@
+"""Small models of timm's families."""
+
+import torch
+from timm.models.beit import Beit
+from timm.models.cait import Cait
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from timm.models.vision_transformer import VisionTransformer
+
+
+def vit(**options):
+    return VisionTransformer(
+        **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 4, "num_classes": 5} | options
+    )
+
+
+SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
+
+
+def swin():
+    return SwinTransformer(**SWIN, num_classes=5, drop_path_rate=0.0)
+
+
+def swin_v2():
+    return SwinTransformerV2(**SWIN, num_classes=5, drop_path_rate=0.0)
+
+
+def cait():
+    return Cait(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=4, num_classes=5)
+
+
+def beit():
+    return Beit(
+        img_size=32,
+        patch_size=8,
+        embed_dim=24,
+        depth=2,
+        num_heads=4,
+        num_classes=5,
+        use_rel_pos_bias=True,
+        init_values=0.1,
+    )
+
+
+def images(model, batch=2):
+    height, width = model.patch_embed.img_size if hasattr(model.patch_embed, "img_size") else (32, 32)
+    return torch.randn(batch, 3, height, width)
