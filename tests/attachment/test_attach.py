@@ -225,6 +225,16 @@ def test_another_prior_in_other_layers_by_calling_twice():
         vicinal.attach(model, "elm")
 
 
+def test_layers_are_counted_the_same_where_attention_is_cut_into_pieces():
+    model = vit(patch_size=2)  # 257 tokens: two images are more than one piece
+    vicinal.attach(model, "gmm", layers=[0])
+    first = model.blocks[0].attn.prior
+    table = vicinal.attach(model, "gab", layers=[1, 2])
+    assert [layer.name for layer in table.layers] == ["blocks.1.attn", "blocks.2.attn"]
+    assert (model.blocks[2].attn.prior.layer, model.blocks[2].attn.prior.depth) == (2, 3)
+    assert model.blocks[0].attn.prior is first
+
+
 def test_a_model_without_a_grid_is_refused_and_left_as_it_was():
     model = Xcit(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=4, num_classes=5)
     before = [type(module) for module in model.modules()]

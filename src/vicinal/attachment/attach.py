@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vicinal.attachment.checking import check_module, check_order
 from vicinal.attachment.finding import Call, calls_of, quietly
 from vicinal.attachment.placing import LeftAlone, Site, place
-from vicinal.attachment.swapping import Attached, original_class, swap, swap_back
+from vicinal.attachment.swapping import Attached, original_class, swap, swap_back, without_priors
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors import build_prior
@@ -106,7 +106,7 @@ def attach(
             "make the model without patch dropout"
         )
     run, size = _runner(model, img_size, example)
-    with quietly(model):
+    with quietly(model), without_priors(model) as taken:
         places = place(model, calls_of(model, lambda: run(_noise(model, 2, size))), 2, (size[1], size[2]))
         sites = [site for site in places if isinstance(site, Site)]
         left = {site.name: site.reason for site in places if isinstance(site, LeftAlone)}
@@ -115,10 +115,10 @@ def attach(
         if not sites:
             raise VicinalError(_nothing(model, left))
         chosen = _choose(sites, layers, exclude)
-        taken = [site.name for site in chosen if isinstance(site.module, Attached)]
-        if taken:
+        twice = [site.name for site in chosen if site.module in taken]
+        if twice:
             raise VicinalError(
-                f"{taken[0]} carries a prior already; compose as in 'gmm+gab', or vicinal.detach(model) first"
+                f"{twice[0]} carries a prior already; compose as in 'gmm+gab', or vicinal.detach(model) first"
             )
         depth, index = len(sites), {site.name: number for number, site in enumerate(sites)}
         # All priors are built before any is attached, so a bad option leaves the model as it was.
@@ -225,8 +225,7 @@ def _refused(
     refused = {}
     for site in sites:
         try:
-            if not isinstance(site.module, Attached):
-                check_module(site)
+            check_module(site)
         except VicinalError as error:
             refused[site.name] = str(error)
 

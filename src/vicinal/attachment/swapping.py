@@ -5,8 +5,9 @@ window mask or talking heads; adds at the softmax that follows; and takes over `
 serves every attention class, and every name in the state dict stays. There is one subclass per attention class.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from vicinal.attention import attend
 from vicinal.errors import VicinalError
 from vicinal.priors.base import Prior
 
-__all__ = ["Attached", "swap", "swap_back"]
+__all__ = ["Attached", "swap", "swap_back", "without_priors"]
 
 
 class Attached:
@@ -148,3 +149,17 @@ def swap_back(module: nn.Module) -> None:
     module.__class__ = original_class(module)
     for name in ("prior", "prior_heads_axis", "prior_fused"):
         delattr(module, name)
+
+
+@contextlib.contextmanager
+def without_priors(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """The model as it was before any prior, inside; yields the modules that carry one outside."""
+    modules: list[Any] = [module for module in model.modules() if isinstance(module, Attached)]
+    carried = [(module, module.prior, module.prior_heads_axis, module.prior_fused) for module in modules]
+    for module in modules:
+        swap_back(module)
+    try:
+        yield set(modules)
+    finally:
+        for each in carried:
+            swap(*each)
