@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.attachment.checking import check_module, check_order
+from vicinal.attachment.checking import check_module
 from vicinal.attachment.finding import Call, calls_of, quietly
+from vicinal.attachment.ordering import check_order
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.swapping import Attached, original_class, swap, swap_back, without_priors
 from vicinal.errors import VicinalError
@@ -229,28 +230,17 @@ def _refused(
         except VicinalError as error:
             refused[site.name] = str(error)
 
-    seen: dict[object, list[Call]] = {}
-
-    def disturbed(cut: tuple[int, int], cells: list[tuple[int, int]]) -> list[Call]:
-        key = cut, tuple(cells)
-        if key not in seen:
-            images = _noise(model, 1, size).repeat(len(cells) + 1, 1, 1, 1)
-            height, width = size[1] / cut[0], size[2] / cut[1]
-            for image, (row, column) in zip(images[1:], cells, strict=True):
-                block = image[
-                    :,
-                    round(row * height) : round((row + 1) * height),
-                    round(column * width) : round((column + 1) * width),
-                ]
-                block.add_(torch.randn(block.shape, generator=torch.Generator().manual_seed(1)).to(block), alpha=3)
-            seen[key] = calls_of(model, lambda: run(images))
-        return seen[key]
+    def disturbed(patterns: Tensor) -> list[Call]:
+        images = _noise(model, 1, size).repeat(len(patterns) + 1, 1, 1, 1)
+        amount = nn.functional.interpolate(patterns[:, None], size[1:]).to(images)
+        images[1:] += 3 * amount * torch.randn(size, generator=torch.Generator().manual_seed(1)).to(images)
+        return calls_of(model, lambda: run(images))
 
     # Modules of one class and shape hold their tokens alike; the first of them has mixed the image least.
     first: dict[tuple[type[nn.Module], tuple[int, ...]], Site] = {}
     for site in sites:
         first.setdefault((type(site.module), site.call.logits), site)
-    wrong = check_order(list(first.values()), disturbed)
+    wrong = check_order(list(first.values()), size[1:], disturbed)
     for site in sites:
         reason = wrong.get(first[type(site.module), site.call.logits].name)
         if reason is not None:

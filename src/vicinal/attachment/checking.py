@@ -5,8 +5,7 @@ grid, so a prior with another number at every offset is compared with one that i
 """
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -14,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, Call, same_attention
+from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, same_attention
 from vicinal.attachment.placing import Site
 from vicinal.attachment.swapping import swap, swap_back
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior
 
-__all__ = ["check_module", "check_order", "probe_cells"]
+__all__ = ["check_module"]
 
 
 class Uneven(Prior):
@@ -132,108 +131,3 @@ def _no_zeros(module: nn.Module) -> Iterator[None]:
     finally:
         for parameter in zeros:
             parameter.zero_()
-
-
-def probe_cells(site: Site, size: tuple[int, int], stride: tuple[int, int]) -> list[tuple[int, int]]:
-    """Cells of a map to disturb: corners of rectangles, far from its diagonal, of a half and a quarter of a window."""
-    window = site.grid.height, site.grid.width
-    steps = [(0, 0)]
-    for part in (2, 4):
-        down, right = (max(1, side // part) for side in window)
-        steps += [(0, right), (down, 0), (0, right * stride[1]), (down * stride[0], 0)]
-    anchors = ((size[0] // 8, size[1] * 5 // 8), (size[0] * 5 // 8, size[1] // 8))
-    cells = []
-    for anchor in anchors:
-        corner = [
-            place // side * side if site.windows > 1 else place for place, side in zip(anchor, window, strict=True)
-        ]
-        cells += [((corner[0] + down) % size[0], (corner[1] + right) % size[1]) for down, right in steps]
-    return list(dict.fromkeys(cells))
-
-
-def check_order(
-    sites: Sequence[Site], disturbed: Callable[[tuple[int, int], list[tuple[int, int]]], list[Call]]
-) -> dict[str, str]:
-    """Which modules do not hold their tokens row by row, and why; by name.
-
-    Args:
-        sites: modules to ask.
-        disturbed: given the size of a map and some of its cells, runs the model on an image and on copies with one cell
-            disturbed each, and returns the calls.
-    """
-    wrong = {}
-    trusted = set()  # classes that were seen to hold their tokens row by row
-    for site in sites:
-        size = (round(site.grid.height * site.windows**0.5), round(site.grid.width * site.windows**0.5))
-        if size[0] * size[1] != site.grid.patches * site.windows:
-            wrong[site.name] = f"its {site.windows} windows of {site.grid} patches tile no map"
-            continue
-        stride = (size[0] // site.grid.height, size[1] // site.grid.width)
-        cells = probe_cells(site, size, stride)
-        call = next(x for x in disturbed(size, cells) if x.module is site.module and x.queries is not None)
-        places = _most_changed(call, site, len(cells))
-        agreement = _agreement(site, cells, places, size, stride)
-        kind = type(site.module)
-        if agreement is None and kind not in trusted:
-            wrong[site.name] = "its tokens hardly depend on the image, so their order cannot be seen"
-        elif agreement is not None and agreement < (0.5 if kind in trusted else 0.8):
-            wrong[site.name] = "its tokens are not those of the image, row by row"
-        elif agreement is not None and agreement >= 0.8:
-            trusted.add(kind)
-    return wrong
-
-
-def _most_changed(call: Call, site: Site, cells: int) -> list[tuple[int, int]]:
-    """(window, token) that each disturbance changes most, compared with how much the others change it."""
-    assert call.queries is not None
-    queries = call.queries.movedim(site.heads_axis, -3).float()  # (..., heads, tokens, dim)
-    queries = queries.reshape(cells + 1, site.windows, site.heads, site.grid.tokens, -1)
-    change = (queries[1:] - queries[:1]).square().sum((2, 4))[:, :, site.grid.prefix :].flatten(1)
-    change = change / (change.mean(0) + 1e-6 * change.max())
-    return [divmod(int(index), site.grid.patches) for index in change.nan_to_num().argmax(1)]
-
-
-def _agreement(
-    site: Site,
-    cells: list[tuple[int, int]],
-    places: list[tuple[int, int]],
-    size: tuple[int, int],
-    stride: tuple[int, int],
-) -> float | None:
-    """Share of steps between disturbed cells that are steps on the grid; None if there is too little to tell.
-
-    Windows may be shifted, or dilated by `stride`.
-    """
-    if len(set(places)) <= len(cells) / 4:
-        return None
-    tokens = [divmod(token, site.grid.width) for _, token in places]
-    side = min(site.grid.height, site.grid.width)
-    # Convolutions and pooling before attention move what changes most by up to a cell. On a small grid, all alike.
-    reach = 0 if side < 5 else 1
-    if site.windows == 1:
-        return _share_within([_difference(*each, size) for each in zip(cells, tokens, strict=True)], reach)
-    pairs = [(i, j) for i in range(len(cells)) for j in range(i) if places[i][0] == places[j][0]]
-    if len(pairs) < 2:
-        return None
-    outside = [[cells[i][axis] - cells[j][axis] for axis in (0, 1)] for i, j in pairs]
-    shares = []
-    for factor in ((1, 1), stride):
-        inside = [[factor[axis] * (tokens[i][axis] - tokens[j][axis]) for axis in (0, 1)] for i, j in pairs]
-        differences = [_difference(x, y, size) for x, y in zip(outside, inside, strict=True)]
-        shares.append(_share_within(differences, reach if side < 10 else 2 * reach))
-    return max(shares)
-
-
-def _difference(left: Sequence[int], right: Sequence[int], size: tuple[int, int]) -> tuple[int, int]:
-    """`left - right` on a map whose edges meet, the short way round."""
-    row, column = ((a - b + n // 2) % n - n // 2 for a, b, n in zip(left, right, size, strict=True))
-    return row, column
-
-
-def _share_within(differences: list[tuple[int, int]], reach: int) -> float:
-    """Share of differences that are about the same small one."""
-    (row, column), _ = Counter(differences).most_common(1)[0]
-    if max(abs(row), abs(column)) > 1:
-        row = column = 0
-    near = sum(max(abs(a - row), abs(b - column)) <= reach for a, b in differences)
-    return near / len(differences)

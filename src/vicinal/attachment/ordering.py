@@ -1,0 +1,178 @@
+"""Do tokens sit where the grid says? Asked by disturbing the image.
+
+Cells of the image are disturbed by chance, in another pattern for each copy of it. A token changes with the pattern of
+the cell that it came from, however much attention has mixed the others in; so the map of changes, laid out as the grid
+says, is compared with the patterns, at every shift. Tokens in their places give a peak; tokens out of order give none,
+because cells next to each other have nothing in common.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vicinal.attachment.finding import Call
+from vicinal.attachment.placing import Site
+from vicinal.grid import Grid
+
+__all__ = ["check_order"]
+
+PATTERNS = 4  # images disturbed in one run; every cell in half of them
+RUNS = 8  # at most; one is enough for most models
+SURE = 6.0  # standard deviations of chance that a peak has to stand out by
+AGREEING = 0.85  # share of the grid's places whose tokens change with their own cells
+
+LAYOUTS = ("blocks", "dilated", "columns")
+
+
+@dataclass
+class _Match:
+    """What was seen of one site, summed over runs."""
+
+    site: Site
+    size: tuple[int, int]
+    """Of the map that the site's windows tile."""
+    seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Changes `(images, windows, patches)` and patterns `(images, rows, columns)`, run by run."""
+
+    def add(self, call: Call, patterns: Tensor) -> None:
+        """Take another run in."""
+        self.seen.append((_changes(call, self.site, len(patterns)), patterns - patterns.mean((1, 2), keepdim=True)))
+
+    def verdict(self) -> str | None:
+        """`""` if tokens sit where they should, else what is wrong; None if there is too little to tell."""
+        changes, patterns = (torch.cat(each) for each in zip(*self.seen, strict=True))
+        moments = {
+            layout: _correlate(_map_of(changes, self.site.grid, self.size, layout), patterns)
+            for layout in LAYOUTS
+            if self.site.windows > 1 or layout != "dilated"
+        }
+        layout = max(moments, key=lambda name: float(moments[name].max()))
+        best = moments[layout]
+        row, column = divmod(int(best.argmax()), best.shape[1])
+        chance = float(changes.square().sum() * patterns.square().mean()) ** 0.5
+        if float(best.max()) <= SURE * chance:
+            return None
+        # Convolutions before attention move what changes most by up to a cell, and then the cell itself comes second.
+        # Windows may be shifted by as much as they like.
+        if self.site.windows == 1 and float(best[0, 0]) < 0.3 * float(best.max()):
+            return "its tokens are not in the places of the grid, but shifted"
+        # Tokens half of which sit right, as in orders of 2 x 2 blocks, give a peak too: ask each place of the grid.
+        own = _windows_of(patterns.roll((row, column), (1, 2)), self.site.grid, self.size, layout)
+        agreeing = float(((changes * own).sum((0, 1)) > 0).float().mean())
+        if agreeing < AGREEING:
+            return None
+        return "its tokens run down the columns of the image, not along its rows" if layout == "columns" else ""
+
+
+def _correlate(laid: Tensor, patterns: Tensor) -> Tensor:
+    """Sum of their products over images and cells, for every shift of the patterns: `(rows, columns)`."""
+    laid = laid[:, : patterns.shape[1], : patterns.shape[2]]
+    product = torch.fft.rfft2(laid - laid.mean((1, 2), keepdim=True)) * torch.fft.rfft2(patterns).conj()
+    return torch.fft.irfft2(product, s=patterns.shape[1:]).sum(0)
+
+
+def check_order(
+    sites: Sequence[Site], image: tuple[int, int], disturbed: Callable[[Tensor], list[Call]]
+) -> dict[str, str]:
+    """Which modules do not hold their tokens row by row, and why; by name.
+
+    Args:
+        sites: modules to ask, in the order in which they run.
+        image: height and width.
+        disturbed: given patterns `(images, rows, columns)` of 0 and 1, runs the model on an image, and on copies of it
+            whose cells of 1 are disturbed, and returns the calls.
+    """
+    wrong: dict[str, str] = {}
+    by_cells: dict[tuple[int, int], list[_Match]] = {}
+    for site in sites:
+        tiled = _tiled(site, image)
+        if tiled is None:
+            wrong[site.name] = f"its {site.windows} windows of {site.grid} patches tile no map of the image"
+        else:
+            by_cells.setdefault(tiled[1], []).append(_Match(site, tiled[0]))
+    verdicts: dict[str, str | None] = {}
+    trusted = set()  # a class that was seen to hold its tokens in order does so in later layers, which mix more
+    for cells, matches in by_cells.items():
+        for run in range(RUNS):
+            undecided = [match for match in matches if verdicts.get(match.site.name) is None]
+            if all(run > 1 and type(match.site.module) in trusted for match in undecided):
+                break
+            patterns = _patterns(cells, seed=run)
+            calls = {call.module: call for call in disturbed(patterns) if call.queries is not None}
+            for match in undecided:
+                match.add(calls[match.site.module], patterns)
+                verdicts[match.site.name] = match.verdict()
+        trusted |= {type(match.site.module) for match in matches if verdicts[match.site.name] == ""}
+        for match in matches:
+            verdict = verdicts[match.site.name]
+            if verdict is None and type(match.site.module) not in trusted:
+                verdict = "its tokens are not those of the image, row by row"
+            if verdict:
+                wrong[match.site.name] = verdict
+    return wrong
+
+
+def _patterns(cells: tuple[int, int], seed: int) -> Tensor:
+    """`(PATTERNS, *cells)` of 0 and 1, half of each for every cell."""
+    chance = torch.rand(PATTERNS, *cells, generator=torch.Generator().manual_seed(seed))
+    return (chance.argsort(0).argsort(0) < PATTERNS // 2).float()
+
+
+def _changes(call: Call, site: Site, patterns: int) -> Tensor:
+    """How much each patch of each window changes, image by image, against its mean: `(patterns, windows, patches)`."""
+    assert call.queries is not None
+    queries = call.queries.movedim(site.heads_axis, -3).float()  # (..., heads, tokens, dim)
+    queries = queries.reshape(patterns + 1, site.windows, site.heads, site.grid.tokens, -1)
+    change = (queries[1:] - queries[:1]).square().sum((2, 4))[:, :, site.grid.prefix :].cpu()
+    mean = change.mean(0)
+    return (change / mean.clamp(min=1e-9 * float(mean.max()) + 1e-30) - 1).nan_to_num()
+
+
+def _map_of(changes: Tensor, grid: Grid, size: tuple[int, int], layout: str) -> Tensor:
+    """From windows to the map that they tile: `(images, windows, patches)` to `(images, *size)`."""
+    down, right = size[0] // grid.height, size[1] // grid.width
+    if layout == "columns":
+        return changes.view(-1, down, right, grid.width, grid.height).permute(0, 1, 4, 2, 3).reshape(-1, *size)
+    tiles = changes.view(-1, down, right, grid.height, grid.width)
+    if layout == "dilated":  # a window takes every down-th row and every right-th column
+        return tiles.permute(0, 3, 1, 4, 2).reshape(-1, *size)
+    return tiles.permute(0, 1, 3, 2, 4).reshape(-1, *size)
+
+
+def _windows_of(maps: Tensor, grid: Grid, size: tuple[int, int], layout: str) -> Tensor:
+    """The way back, from a map that may lack the padding: `(images, rows, columns)` to `(images, windows, patches)`."""
+    maps = F.pad(maps, (0, size[1] - maps.shape[2], 0, size[0] - maps.shape[1]))
+    down, right = size[0] // grid.height, size[1] // grid.width
+    if layout == "dilated":
+        tiles = maps.view(-1, grid.height, down, grid.width, right).permute(0, 2, 4, 1, 3)
+    else:
+        tiles = maps.view(-1, down, grid.height, right, grid.width).permute(0, 1, 3, 2, 4)
+    return tiles.reshape(len(maps), down * right, grid.patches)
+
+
+def _tiled(site: Site, image: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Size of the map that the windows tile, and of its part that is the image: models pad what does not divide."""
+    for tiles in _rectangles(site.windows):
+        size = tiles[0] * site.grid.height, tiles[1] * site.grid.width
+        cells = [
+            next((n for n in range(full, full - window, -1) if pixels % n == 0), None)
+            for full, window, pixels in zip(size, (site.grid.height, site.grid.width), image, strict=True)
+        ]
+        if cells[0] and cells[1] and cells[0] * image[1] == cells[1] * image[0]:
+            return size, (cells[0], cells[1])
+    # No whole number of pixels a cell: such a map comes from convolutions that round.
+    for tiles in _rectangles(site.windows):
+        size = tiles[0] * site.grid.height, tiles[1] * site.grid.width
+        if round(size[1] * image[0] / image[1]) == size[0]:
+            return size, size
+    return None
+
+
+def _rectangles(count: int) -> Iterator[tuple[int, int]]:
+    """Rows and columns of `count` tiles, squarest first."""
+    rows = [n for n in range(1, count + 1) if count % n == 0]
+    for n in sorted(rows, key=lambda n: abs(n - count / n)):
+        yield n, count // n
