@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vicinal.attachment.checking import check_module
-from vicinal.attachment.finding import Call, calls_of, quietly
-from vicinal.attachment.ordering import check_order
-from vicinal.attachment.placing import LeftAlone, Site, place
+from vicinal.attachment.examining import examine
+from vicinal.attachment.placing import Site
+from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
 from vicinal.attachment.swapping import Attached, original_class, swap, swap_back, without_priors
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
@@ -31,6 +30,8 @@ class Layer:
     kind: str
     heads: int
     grid: Grid
+    place: str
+    """The grid and, where an image is cut into windows of it, their number."""
     parameters: int
     changes: bool
     """Whether the prior changes the module's output as it starts."""
@@ -48,7 +49,7 @@ class Attachment:
     def __str__(self) -> str:
         rows = [("module", "class", "heads", "grid", "parameters", "changes at start")]
         rows += [
-            (x.name, x.kind, str(x.heads), str(x.grid), str(x.parameters), "yes" if x.changes else "no")
+            (x.name, x.kind, str(x.heads), x.place, str(x.parameters), "yes" if x.changes else "no")
             for x in self.layers
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -64,10 +65,10 @@ def attach(
     model: nn.Module,
     prior: str,
     *,
-    img_size: int | tuple[int, int] | None = None,
+    img_size: ImageSize | None = None,
     layers: Layers | None = None,
     exclude: str | Iterable[str] | None = None,
-    example: Tensor | Mapping[str, Any] | None = None,
+    example: Example | None = None,
     **options: Any,
 ) -> Attachment:
     """Attach a prior to every attention module of a model that has a grid, in place.
@@ -100,19 +101,11 @@ def attach(
         raise VicinalError(f"attach takes a torch.nn.Module, given {type(model).__name__}")
     if torch.is_inference_mode_enabled():
         raise VicinalError("attach makes parameters, which torch.inference_mode() forbids; call it outside")
-    dropping = [name for name, module in model.named_modules() if _drops_patches(module)]
-    if dropping:
-        raise VicinalError(
-            f"{dropping[0]} drops patches at random in training, so tokens lose their places; "
-            "make the model without patch dropout"
-        )
-    run, size = _runner(model, img_size, example)
+    _check_patches_stay(model)
+    run = runner_for(model, img_size, example)
     with quietly(model), without_priors(model) as taken:
-        places = place(model, calls_of(model, lambda: run(_noise(model, 2, size))), 2, (size[1], size[2]))
-        sites = [site for site in places if isinstance(site, Site)]
-        left = {site.name: site.reason for site in places if isinstance(site, LeftAlone)}
-        left |= _refused(model, sites, run, size)
-        sites = [site for site in sites if site.name not in left]
+        found = examine(run)
+        sites, left = found.sites, found.reasons
         if not sites:
             raise VicinalError(_nothing(model, left))
         chosen = _choose(sites, layers, exclude)
@@ -134,7 +127,7 @@ def attach(
         swap(site.module, its_prior, site.heads_axis, site.call.fused)
         count = sum(x.numel() for x in its_prior.parameters())
         kind = original_class(site.module).__name__
-        attached.append(Layer(site.name, kind, site.heads, site.grid, count, not _is_identity(its_prior)))
+        attached.append(Layer(site.name, kind, site.heads, site.grid, site.place, count, not _is_identity(its_prior)))
     return Attachment(prior, attached, left)
 
 
@@ -155,97 +148,13 @@ def detach(model: nn.Module) -> int:
     return len(modules)
 
 
-def _runner(
-    model: nn.Module, img_size: int | tuple[int, int] | None, example: Tensor | Mapping[str, Any] | None
-) -> tuple[Callable[[Tensor], object], tuple[int, int, int]]:
-    """How to run the model on images, and the shape of one image."""
-    key: str | None = None
-    shape: tuple[int, ...]
-    if isinstance(example, Mapping):
-        images = {name: value for name, value in example.items() if isinstance(value, Tensor) and value.dim() == 4}
-        if len(images) != 1 or len(example) != 1:
-            raise VicinalError(f"example needs one image tensor and nothing else, given {sorted(example)}")
-        ((key, value),) = images.items()
-        shape = tuple(value.shape[1:])
-    elif isinstance(example, Tensor):
-        shape = tuple(example.shape[1:])
-    elif example is not None:
-        raise VicinalError(f"example is a tensor or a mapping of keyword arguments, given {type(example).__name__}")
-    else:
-        shape = _image_shape(model, img_size)
-    if len(shape) != 3:
-        raise VicinalError(f"images are (batch, channels, height, width), given an example of {len(shape) + 1} axes")
-
-    def run(images: Tensor) -> object:
-        try:
-            return model(images) if key is None else model(**{key: images})
-        except VicinalError:
-            raise
-        except Exception as error:
-            size = " x ".join(map(str, images.shape[1:]))
+def _check_patches_stay(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if type(module).__name__.startswith("PatchDropout") and getattr(module, "prob", 0) > 0:
             raise VicinalError(
-                f"the model does not run on images of {size}: {type(error).__name__}: {error}. "
-                "Give the img_size it was made for, or an example= of its input"
-            ) from error
-
-    channels, height, width = shape
-    return run, (channels, height, width)
-
-
-def _image_shape(model: nn.Module, img_size: int | tuple[int, int] | None) -> tuple[int, ...]:
-    stem = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    channels = stem.in_channels if stem is not None else 3
-    if img_size is None:
-        config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-        declared = (
-            getattr(getattr(model, "patch_embed", None), "img_size", None),
-            getattr(getattr(model, "config", None), "image_size", None),
-            config.get("input_size", (0,))[1:] if isinstance(config, Mapping) else None,
-        )
-        img_size = next((size for size in declared if size), None)
-    if img_size is None:
-        raise VicinalError("the model does not say the size of its images; give img_size= or example=")
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    return channels, int(height), int(width)
-
-
-def _drops_patches(module: nn.Module) -> bool:
-    return type(module).__name__.startswith("PatchDropout") and getattr(module, "prob", 0) > 0
-
-
-def _noise(model: nn.Module, batch: int, size: tuple[int, int, int]) -> Tensor:
-    images = torch.randn(batch, *size, generator=torch.Generator().manual_seed(0))
-    parameter = next(model.parameters(), images)
-    return images.to(parameter.device, parameter.dtype)
-
-
-def _refused(
-    model: nn.Module, sites: Sequence[Site], run: Callable[[Tensor], object], size: tuple[int, int, int]
-) -> dict[str, str]:
-    """Modules that a prior would not reach as it should, by name, with the reason."""
-    refused = {}
-    for site in sites:
-        try:
-            check_module(site)
-        except VicinalError as error:
-            refused[site.name] = str(error)
-
-    def disturbed(patterns: Tensor) -> list[Call]:
-        images = _noise(model, 1, size).repeat(len(patterns) + 1, 1, 1, 1)
-        amount = nn.functional.interpolate(patterns[:, None], size[1:]).to(images)
-        images[1:] += 3 * amount * torch.randn(size, generator=torch.Generator().manual_seed(1)).to(images)
-        return calls_of(model, lambda: run(images))
-
-    # Modules of one class and shape hold their tokens alike; the first of them has mixed the image least.
-    first: dict[tuple[type[nn.Module], tuple[int, ...]], Site] = {}
-    for site in sites:
-        first.setdefault((type(site.module), site.call.logits), site)
-    wrong = check_order(list(first.values()), size[1:], disturbed)
-    for site in sites:
-        reason = wrong.get(first[type(site.module), site.call.logits].name)
-        if reason is not None:
-            refused.setdefault(site.name, reason)
-    return refused
+                f"{name} drops patches at random in training, so tokens lose their places; "
+                "make the model without patch dropout"
+            )
 
 
 def _choose(sites: list[Site], layers: Layers | None, exclude: str | Iterable[str] | None) -> list[Site]:

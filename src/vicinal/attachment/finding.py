@@ -4,8 +4,7 @@ No class of any library is named here. A module is attention if, while it runs, 
 `scaled_dot_product_attention`; what the logits look like tells the rest.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["PRODUCTS", "SOFTMAXES", "Call", "calls_of", "quietly"]
+__all__ = ["PRODUCTS", "SOFTMAXES", "Call", "calls_of"]
 
 PRODUCTS = {torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul, torch.bmm, torch.Tensor.bmm, torch.einsum}
 SOFTMAXES = {torch.Tensor.softmax, torch.softmax, F.softmax}
@@ -96,21 +95,3 @@ def calls_of(model: nn.Module, run: Callable[[], object]) -> list[Call]:
         for hook in hooks:
             hook.remove()
     return watch.calls
-
-
-@contextlib.contextmanager
-def quietly(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; training modes, buffers and random numbers as they were outside."""
-    modes = {module: module.training for module in model.modules()}
-    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    devices = list({parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"})
-    model.eval()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-        for name, buffer in model.named_buffers():
-            if name in buffers and not torch.equal(buffer, buffers[name]):
-                buffer.copy_(buffers[name])

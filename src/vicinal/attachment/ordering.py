@@ -71,7 +71,8 @@ def _correlate(laid: Tensor, patterns: Tensor) -> Tensor:
     """Sum of their products over images and cells, for every shift of the patterns: `(rows, columns)`."""
     laid = laid[:, : patterns.shape[1], : patterns.shape[2]]
     product = torch.fft.rfft2(laid - laid.mean((1, 2), keepdim=True)) * torch.fft.rfft2(patterns).conj()
-    return torch.fft.irfft2(product, s=patterns.shape[1:]).sum(0)
+    moments: Tensor = torch.fft.irfft2(product, s=patterns.shape[1:])
+    return moments.sum(0)
 
 
 def check_order(

@@ -30,6 +30,11 @@ class Site:
         """The module that computes it."""
         return self.call.module
 
+    @property
+    def place(self) -> str:
+        """The grid, and how many of it there are."""
+        return f"{self.grid}" if self.windows == 1 else f"{self.windows} windows of {self.grid}"
+
 
 @dataclass(frozen=True)
 class LeftAlone:

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 import vicinal
 from vicinal.errors import VicinalError, unknown
 
-VERBS = {"priors": "list the spatial priors and their options, or draw them"}
+VERBS = {
+    "priors": "list the spatial priors and their options, or draw them",
+    "models": "list models, or find out which of them take a prior",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

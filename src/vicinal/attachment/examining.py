@@ -1,0 +1,66 @@
+"""What in a model can take a prior: find its attention, place it on grids, check every module."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from vicinal.attachment.checking import check_module
+from vicinal.attachment.finding import Call, calls_of
+from vicinal.attachment.ordering import check_order
+from vicinal.attachment.placing import LeftAlone, Site, place
+from vicinal.attachment.running import Runner
+from vicinal.errors import VicinalError
+
+__all__ = ["Examination", "examine"]
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found in a model."""
+
+    sites: list[Site]
+    """Attention that a prior can be attached to, in the order in which it runs."""
+    left_alone: list[LeftAlone]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why modules are left alone, by name."""
+        return {left.name: left.reason for left in self.left_alone}
+
+
+def examine(run: Runner) -> Examination:
+    """Run a model on noise, and say where its attention is and what of it a prior would reach as it should."""
+    places = place(run.model, calls_of(run.model, lambda: run(run.noise(2))), 2, run.image)
+    sites = [site for site in places if isinstance(site, Site)]
+    refused = _refused(sites, run)
+    left = [site for site in places if isinstance(site, LeftAlone)]
+    left += [LeftAlone(site.name, site.module, refused[site.name]) for site in sites if site.name in refused]
+    return Examination([site for site in sites if site.name not in refused], left)
+
+
+def _refused(sites: Sequence[Site], run: Runner) -> dict[str, str]:
+    """Modules that a prior would not reach as it should, by name, with the reason."""
+    refused = {}
+    for site in sites:
+        try:
+            check_module(site)
+        except VicinalError as error:
+            refused[site.name] = str(error)
+
+    def disturbed(patterns: Tensor) -> list[Call]:
+        images = run.noise(1).repeat(len(patterns) + 1, 1, 1, 1)
+        amount = nn.functional.interpolate(patterns[:, None], run.image).to(images)
+        images[1:] += 3 * amount * run.noise(1, seed=1)
+        return calls_of(run.model, lambda: run(images))
+
+    # Modules of one class and shape hold their tokens alike; the first of them has mixed the image least.
+    first: dict[tuple[type[nn.Module], tuple[int, ...]], Site] = {}
+    for site in sites:
+        first.setdefault((type(site.module), site.call.logits), site)
+    wrong = check_order(list(first.values()), run.image, disturbed)
+    for site in sites:
+        reason = wrong.get(first[type(site.module), site.call.logits].name)
+        if reason is not None:
+            refused.setdefault(site.name, reason)
+    return refused
