@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from vicinal._torchvision import ensure_torchvision as ensure_torchvision
     from vicinal.attachment import attach as attach
     from vicinal.attachment import detach as detach
+    from vicinal.attachment import tap as tap
     from vicinal.attention import attend as attend
     from vicinal.errors import VicinalError as VicinalError
     from vicinal.grid import Grid as Grid
@@ -31,6 +32,7 @@ _HOME = {
     "ensure_torchvision": "vicinal._torchvision",
     "list_priors": "vicinal.priors",
     "register_prior": "vicinal.priors",
+    "tap": "vicinal.attachment",
 }
 
 __all__ = [*_HOME, "__version__"]

@@ -20,13 +20,14 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 from vicinal.compiled import recomputed_attention
 from vicinal.errors import VicinalError, unknown
 from vicinal.priors.base import Prior, autocasting, full_precision
 from vicinal.recomputed import CPU_PIECE, RecomputedAttention
 
-__all__ = ["attend", "attend_plain"]
+__all__ = ["attend", "attend_plain", "attention_weights"]
 
 Backend = Literal["auto", "plain", "recompute", "flex"]
 
@@ -61,6 +62,10 @@ def attend(
         backend: `auto` chooses; `plain` is the formula, `recompute` the memory-saving path, `flex` compiles
             PyTorch's flex_attention (made for CUDA; no dropout, and no backward on CPU).
     """
+    if not torch.compiler.is_compiling() and has_torch_function((q, k, v)):  # a tap reads along
+        return handle_torch_function(
+            attend, (q, k, v), q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale, backend=backend
+        )
     if prior is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     _check(q, k, v, prior, mask, dropout, backend)
@@ -113,20 +118,65 @@ def attend_plain(
     scale: float,
 ) -> Tensor:
     """The formula, in the order of the papers: the reference that every other path is tested against."""
+    weights = _weights(q, k, multiply, add, mask, scale)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights.to(v.dtype) @ v
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    prior: Prior | None = None,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    queries: slice = slice(None),
+) -> Tensor:
+    """What `attend` multiplies the values with: `(batch, heads, queries, tokens)`.
+
+    >>> import torch, vicinal
+    >>> from vicinal.attention import attention_weights
+    >>> prior = vicinal.build_prior("gab", heads=4, grid=vicinal.Grid(8, 8, prefix=1))
+    >>> q, k = torch.randn(2, 1, 4, 65, 16)
+    >>> attention_weights(q, k, prior=prior, queries=slice(1)).shape  # of the class token only
+    torch.Size([1, 4, 1, 65])
+
+    Args:
+        q: queries, `(batch, heads, tokens, dim)`.
+        k: keys, as q.
+        prior: as for `attend`.
+        mask: as for `attend`.
+        scale: as for `attend`.
+        queries: which queries to compute; the others cost nothing.
+    """
+    neutral = prior is None or (queries.stop is not None and 0 <= queries.stop <= prior.grid.prefix)
+    multiply, add = (None, None) if prior is None or neutral else prior()
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., queries, :]
+    return _weights(
+        q[..., queries, :],
+        k,
+        None if multiply is None else multiply[..., queries, :],
+        None if add is None else add[..., queries, :],
+        mask,
+        q.shape[-1] ** -0.5 if scale is None else scale,
+    )
+
+
+def _weights(
+    q: Tensor, k: Tensor, multiply: Tensor | None, add: Tensor | None, mask: Tensor | None, scale: float
+) -> Tensor:
     logits = (q @ k.mT).to(torch.promote_types(q.dtype, torch.float32)) * scale
     if multiply is not None:
         logits = logits * multiply
     if add is not None:
         logits = logits + add
     if mask is None:
-        weights = logits.softmax(-1)
-    else:
-        logits = logits + _additive(mask, logits.dtype)
-        blind = logits.amax(-1, keepdim=True) == -math.inf  # queries that may see no key get 0
-        weights = logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-    if dropout:
-        weights = F.dropout(weights, dropout)
-    return weights.to(v.dtype) @ v
+        return logits.softmax(-1)
+    logits = logits + _additive(mask, logits.dtype)
+    blind = logits.amax(-1, keepdim=True) == -math.inf  # queries that may see no key get 0
+    return logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:

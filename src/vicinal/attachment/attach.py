@@ -1,16 +1,14 @@
 """`attach`: put a prior into a model that somebody else wrote; `detach`: take it out again."""
 
-import fnmatch
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from vicinal.attachment.choosing import Layers, choose
 from vicinal.attachment.examining import examine
-from vicinal.attachment.placing import Site
 from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
 from vicinal.attachment.swapping import Attached, original_class, swap, swap_back, without_priors
 from vicinal.errors import VicinalError
@@ -18,8 +16,6 @@ from vicinal.grid import Grid
 from vicinal.priors import build_prior
 
 __all__ = ["Attachment", "Layer", "attach", "detach"]
-
-Layers = str | Sequence[int] | Callable[[int, str], bool]
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ def attach(
         sites, left = found.sites, found.reasons
         if not sites:
             raise VicinalError(_nothing(model, left))
-        chosen = _choose(sites, layers, exclude)
+        chosen = choose(sites, layers, exclude)
         twice = [site.name for site in chosen if site.module in taken]
         if twice:
             raise VicinalError(
@@ -155,29 +151,6 @@ def _check_patches_stay(model: nn.Module) -> None:
                 f"{name} drops patches at random in training, so tokens lose their places; "
                 "make the model without patch dropout"
             )
-
-
-def _choose(sites: list[Site], layers: Layers | None, exclude: str | Iterable[str] | None) -> list[Site]:
-    patterns = [exclude] if isinstance(exclude, str) else list(exclude or ())
-    chosen = sites
-    if callable(layers):
-        chosen = [site for number, site in enumerate(sites) if layers(number, site.name)]
-    elif isinstance(layers, str):
-        words = re.fullmatch(r"(first|last)(?:\s+(\d+))?", layers.strip())
-        count = int(words[2] or 1) if words else 0
-        if words is None or not 1 <= count <= len(sites):
-            raise VicinalError(f"layers is 'first N' or 'last N' with N from 1 to {len(sites)}, given {layers!r}")
-        chosen = sites[:count] if words[1] == "first" else sites[-count:]
-    elif layers is not None:
-        wrong = [number for number in layers if not -len(sites) <= number < len(sites)]
-        if wrong:
-            raise VicinalError(f"unknown layer {wrong[0]}: the model has {len(sites)} that a prior can be attached to")
-        wanted = {number % len(sites) for number in layers}
-        chosen = [site for number, site in enumerate(sites) if number in wanted]
-    chosen = [site for site in chosen if not any(fnmatch.fnmatch(site.name, pattern) for pattern in patterns)]
-    if not chosen:
-        raise VicinalError(f"layers={layers!r} and exclude={exclude!r} leave none of {len(sites)} attention layers")
-    return chosen
 
 
 def _nothing(model: nn.Module, left: Mapping[str, str]) -> str:

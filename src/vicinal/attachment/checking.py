@@ -6,6 +6,7 @@ grid, so a prior with another number at every offset is compared with one that i
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, same_attention
+from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import Site
 from vicinal.attachment.swapping import swap, swap_back
 from vicinal.errors import VicinalError
@@ -65,6 +67,9 @@ class _PairByPair(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return self._attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            parts = replace(multi_head(*args, **kwargs), need_weights=False)
+            return parts.run(lambda q, k, v, mask, **_: self._attention(q, k, v, mask), None)
         if func in SOFTMAXES and self.step == "add":
             self.step = "done"
             return func(args[0] + self.bias, *args[1:], **kwargs)
@@ -91,8 +96,9 @@ def check_module(site: Site) -> None:
     generator = torch.Generator().manual_seed(0)
     names = [*range(len(args)), *kwargs]
     given = [*args, *kwargs.values()]
-    tokens = next(i for i, x in enumerate(given) if isinstance(x, Tensor) and x.is_floating_point())
-    given[tokens] = torch.randn(given[tokens].shape, generator=generator).to(given[tokens])
+    tokens = next(x for x in given if isinstance(x, Tensor) and x.is_floating_point())
+    noise = torch.randn(tokens.shape, generator=generator).to(tokens)
+    given = [noise if x is tokens else x for x in given]
     keywords = dict(zip(names[len(args) :], given[len(args) :], strict=True))
 
     def run() -> Tensor:

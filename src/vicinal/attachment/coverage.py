@@ -187,8 +187,8 @@ def page(findings: Sequence[Finding], limit: int) -> str:
         "# Which models take a prior",
         "",
         f"Written by `vicinal models --coverage` with timm {timm.__version__} and torch {torch.__version__}: every"
-        f" model of up to {limit / 1e6:.0f} M parameters is made at its own image size, and `attach`'s checks are run on"
-        " every attention module.",
+        f" model of up to {limit / 1e6:.0f} M parameters is made at its own image size, and `attach`'s checks are run"
+        " on every attention module.",
         "",
         f"- {len(findings)} models: {len(examined)} examined, {len(findings) - len(examined)} not (too large, mostly).",
         f"- {len(attention)} have attention over a grid. {len(served)} of them take a prior"

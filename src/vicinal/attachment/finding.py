@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from vicinal.attachment.multihead import multi_head
+from vicinal.attention import attend
+from vicinal.errors import VicinalError
+
 __all__ = ["PRODUCTS", "SOFTMAXES", "Call", "calls_of"]
 
 PRODUCTS = {torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul, torch.bmm, torch.Tensor.bmm, torch.einsum}
@@ -31,7 +35,7 @@ class Call:
     queries: Tensor | None
     """`(..., queries, dim)`: the first factor of the product that gave the logits; None if no product did."""
     fused: bool
-    """Through `scaled_dot_product_attention`."""
+    """Through `scaled_dot_product_attention`, or a call that holds it."""
     inputs: tuple[tuple[Any, ...], dict[str, Any]]
     """What the module was called with."""
 
@@ -58,14 +62,16 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         owners = [running for running in self.running if not isinstance(running[0], STEPS)]
-        if not owners or not isinstance(result, Tensor):
+        if not owners:
             return result
         module, inputs = owners[-1]
-        if func is F.scaled_dot_product_attention:
+        if func is F.multi_head_attention_forward:
+            self.calls.append(_multi_head_call(module, inputs, args, kwargs))
+        elif func is F.scaled_dot_product_attention or func is attend:
             query = args[0] if args else kwargs["query"]
             key = args[1] if len(args) > 1 else kwargs["key"]
             self.calls.append(Call(module, (*query.shape[:-1], key.shape[-2]), query, True, inputs))
-        elif func in PRODUCTS:
+        elif func in PRODUCTS and isinstance(result, Tensor):
             factor = args[1] if func is torch.einsum else args[0]
             self.products.setdefault(module, []).append((result, factor))
         elif func in SOFTMAXES and result.dim() >= 3:
@@ -74,6 +80,15 @@ class _Watch(TorchFunctionMode):
             queries = next((factor for product, factor in products if same_attention(product, shape)), None)
             self.calls.append(Call(module, shape, queries, False, inputs))
         return result
+
+
+def _multi_head_call(module: nn.Module, inputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    try:
+        parts = multi_head(*args, **kwargs)
+    except VicinalError:  # keys beyond the tokens
+        tokens, keys = args[0].shape[0], args[1].shape[0]
+        return Call(module, (args[0].shape[-2], args[4], tokens, keys + 1), None, True, inputs)
+    return Call(module, (*parts.q.shape[:3], parts.k.shape[2]), parts.q, True, inputs)
 
 
 def same_attention(product: Tensor, logits: tuple[int, ...]) -> bool:

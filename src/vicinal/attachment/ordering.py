@@ -55,9 +55,7 @@ class _Match:
         chance = float(changes.square().sum() * patterns.square().mean()) ** 0.5
         if float(best.max()) <= SURE * chance:
             return None
-        # Convolutions before attention move what changes most by up to a cell, and then the cell itself comes second.
-        # Windows may be shifted by as much as they like.
-        if self.site.windows == 1 and float(best[0, 0]) < 0.3 * float(best.max()):
+        if self.site.windows == 1 and not self._near(best, row, column):
             return "its tokens are not in the places of the grid, but shifted"
         # Tokens half of which sit right, as in orders of 2 x 2 blocks, give a peak too: ask each place of the grid.
         own = _windows_of(patterns.roll((row, column), (1, 2)), self.site.grid, self.size, layout)
@@ -65,6 +63,16 @@ class _Match:
         if agreeing < AGREEING:
             return None
         return "its tokens run down the columns of the image, not along its rows" if layout == "columns" else ""
+
+
+    def _near(self, moments: Tensor, row: int, column: int) -> bool:
+        """Whether a shift is small enough. Windows may be shifted by as much as they like; where there are none,
+        convolutions before attention move what changes most by up to a cell. Behind prefix tokens, a shift by a cell
+        could also be a prefix miscounted, but then a token's own cell would have nothing to say.
+        """
+        if self.site.grid.prefix:
+            return float(moments[0, 0]) >= 0.3 * float(moments.max())
+        return all(min(place, n - place) <= 1 for place, n in zip((row, column), moments.shape, strict=True))
 
 
 def _correlate(laid: Tensor, patterns: Tensor) -> Tensor:

@@ -12,6 +12,9 @@ from vicinal.grid import Grid
 __all__ = ["LeftAlone", "Site", "place"]
 
 
+MOST_PREFIX = 16  # class, distillation and register tokens that are looked for where a model does not declare them
+
+
 @dataclass(frozen=True)
 class Site:
     """An attention module that a prior can be attached to."""
@@ -104,7 +107,7 @@ def _heads(call: Call) -> tuple[int, int, int]:
 def _global_grid(model: nn.Module, tokens: int, image: tuple[int, int]) -> Grid:
     """One sequence per image: the declared prefix tokens, or the fewest that leave a grid of the image's aspect."""
     declared = getattr(model, "num_prefix_tokens", None)
-    for prefix in (declared, 0) if isinstance(declared, int) else (0, 1, 2):
+    for prefix in (declared, 0) if isinstance(declared, int) else range(MOST_PREFIX + 1):
         try:
             return Grid.from_tokens(tokens, prefix=prefix, aspect=image[0] / image[1])
         except VicinalError:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vicinal.attachment.finding import PRODUCTS, SOFTMAXES
+from vicinal.attachment.multihead import multi_head
 from vicinal.attention import attend
 from vicinal.errors import VicinalError
 from vicinal.priors.base import Prior
@@ -31,8 +32,15 @@ class Attached:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The original forward, under the prior."""
-        with Intercept(self.prior, self.prior_heads_axis, self.prior_fused):
-            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        mode = Intercept(self.prior, self.prior_heads_axis, self.prior_fused)
+        with mode:
+            result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if not mode.reached:
+            raise VicinalError(
+                f"the prior did not reach the attention of {original_class(self).__name__}, which is computed in "
+                "another way than when the prior was attached; vicinal.detach(model) and attach again"
+            )
+        return result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickles and copies name the original class, which can be imported anywhere.
@@ -46,15 +54,20 @@ class Intercept(TorchFunctionMode):
         super().__init__()
         self.prior, self.heads_axis = prior, heads_axis
         self.multiplied = self.added = fused  # then there is one call to take over, and nothing else to look at
+        self.reached = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
+            self.reached = True
             return attend_fused_call(self.prior, self.heads_axis, *args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            self.reached = True
+            return multi_head(*args, **kwargs).run(attend, self.prior)
         if self.multiplied and not self.added and func in SOFTMAXES:
-            self.added = True
+            self.added = self.reached = True
             bias = self.prior()[1]
             if bias is not None:
                 args = (args[0] + self._broadcast(bias, args[0]), *args[1:])
@@ -142,11 +155,20 @@ def swap(module: nn.Module, prior: Prior, heads_axis: int, fused: bool) -> None:
     module.prior_fused = fused  # type: ignore[assignment]
     cls: Any = type(module)
     module.__class__ = attached_class(cls)
+    if isinstance(module, nn.MultiheadAttention):
+        module.register_forward_hook(_no_short_cut)
+
+
+def _no_short_cut(*_: object) -> None:
+    """Does nothing: where a hook waits, `nn.TransformerEncoderLayer` does not pass its attention's forward by."""
 
 
 def swap_back(module: nn.Module) -> None:
     """Take the prior out again."""
     module.__class__ = original_class(module)
+    for key, hook in list(module._forward_hooks.items()):
+        if hook is _no_short_cut:
+            del module._forward_hooks[key]
     for name in ("prior", "prior_heads_axis", "prior_fused"):
         delattr(module, name)
 

@@ -1,0 +1,44 @@
+"""Which attention layers of a model are meant: `last 4`, `[0, 1, 2]`, or what a function says."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from vicinal.attachment.placing import LeftAlone, Site
+from vicinal.errors import VicinalError
+
+__all__ = ["Layers", "choose"]
+
+Layers = str | Sequence[int] | Callable[[int, str], bool]
+Named = TypeVar("Named", Site, Site | LeftAlone)
+
+
+def choose(sites: list[Named], layers: Layers | None, exclude: str | Iterable[str] | None = None) -> list[Named]:
+    """The layers asked for.
+
+    Args:
+        sites: attention layers, in the order in which they run.
+        layers: `last 4`, `first 2`, indices, or a function of index and module name; all by default.
+        exclude: patterns of module names to leave out.
+    """
+    patterns = [exclude] if isinstance(exclude, str) else list(exclude or ())
+    chosen = sites
+    if callable(layers):
+        chosen = [site for number, site in enumerate(sites) if layers(number, site.name)]
+    elif isinstance(layers, str):
+        words = re.fullmatch(r"(first|last)(?:\s+(\d+))?", layers.strip())
+        count = int(words[2] or 1) if words else 0
+        if words is None or not 1 <= count <= len(sites):
+            raise VicinalError(f"layers is 'first N' or 'last N' with N from 1 to {len(sites)}, given {layers!r}")
+        chosen = sites[:count] if words[1] == "first" else sites[-count:]
+    elif layers is not None:
+        wrong = [number for number in layers if not -len(sites) <= number < len(sites)]
+        if wrong:
+            raise VicinalError(f"unknown layer {wrong[0]}: the model has {len(sites)} to choose from")
+        wanted = {number % len(sites) for number in layers}
+        chosen = [site for number, site in enumerate(sites) if number in wanted]
+    chosen = [site for site in chosen if not any(fnmatch.fnmatch(site.name, pattern) for pattern in patterns)]
+    if not chosen:
+        raise VicinalError(f"layers={layers!r} and exclude={exclude!r} leave none of {len(sites)} attention layers")
+    return chosen

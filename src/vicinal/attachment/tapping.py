@@ -1,0 +1,224 @@
+"""`tap`: read the attention of a model while it runs, whatever computes it, with a prior or without."""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from vicinal.attachment.choosing import Layers, choose
+from vicinal.attachment.finding import SOFTMAXES, calls_of
+from vicinal.attachment.multihead import multi_head
+from vicinal.attachment.placing import LeftAlone, Site, place
+from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
+from vicinal.attention import attend, attention_weights
+from vicinal.errors import VicinalError, unknown
+
+__all__ = ["Tap", "tap"]
+
+Queries = Literal["all", "class", "mean"]
+
+
+def tap(
+    model: nn.Module,
+    layers: Layers | None = "last",
+    *,
+    queries: Queries = "all",
+    gradient: bool = False,
+    img_size: ImageSize | None = None,
+    example: Example | None = None,
+) -> "Tap":
+    """Read attention weights, after the softmax, from some layers of a model.
+
+    >>> import torch, vicinal
+    >>> vicinal.ensure_torchvision()
+    >>> import timm
+    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10)
+    >>> with vicinal.tap(model, layers="last", queries="class") as t:
+    ...     logits = model(torch.randn(8, 3, 64, 64))
+    >>> t.last.shape  # what the class token sees: (images, heads, tokens)
+    torch.Size([8, 3, 17])
+
+    The model runs once on noise when the tap is made, to find its attention. A tap can be used as often as you like. It
+    keeps the weights of the layers asked for, of the last run, and nothing else; fused attention stays fused.
+
+    Args:
+        model: any vision transformer.
+        layers: which attention layers, class attention included: `last 4`, `first 2`, indices, or a function of index
+            and module name; None for all.
+        queries: `all` gives `(images, heads, queries, keys)`; `class` gives `(images, heads, keys)`, the class token's
+            row, and computes no other; `mean` gives the same shape, the average over patches. Where an image is cut
+            into windows, their axis comes second.
+        gradient: let gradients flow through the weights; they are detached by default.
+        img_size: as for `attach`.
+        example: as for `attach`.
+    """
+    if not isinstance(model, nn.Module):
+        raise VicinalError(f"tap takes a torch.nn.Module, given {type(model).__name__}")
+    if queries not in get_args(Queries):
+        raise unknown("queries", queries, get_args(Queries))
+    run = runner_for(model, img_size, example)
+    with quietly(model):
+        calls = [call for call in calls_of(model, lambda: run(run.noise(2))) if call.queries is not None]
+    sites = place(model, calls, 2, run.image)
+    if not sites:
+        raise VicinalError(f"{type(model).__name__} has no attention to read")
+    chosen = []
+    for site in choose(sites, layers):
+        call = site.call if isinstance(site, Site) else next(call for call in calls if call.module is site.module)
+        chosen.append(_Layer(site, call.logits, queries, gradient))
+        chosen[-1].check_class_token(model)
+    return Tap(chosen)
+
+
+class Tap:
+    """Reads the attention of a model that runs inside `with`; made by `tap`."""
+
+    def __init__(self, layers: list["_Layer"]) -> None:
+        self._layers = layers
+        self._hooks: list[Any] = []
+
+    @property
+    def layers(self) -> list[Site | LeftAlone]:
+        """Where the weights come from: names and modules; grid, heads and windows where there is a grid."""
+        return [layer.site for layer in self._layers]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Weights of the last run, by module name."""
+        return {layer.site.name: layer.weights for layer in self._layers if layer.weights is not None}
+
+    @property
+    def last(self) -> Tensor:
+        """Weights of the last of the layers asked for."""
+        weights = list(self.weights.values())
+        if not weights:
+            raise VicinalError("nothing was read yet: run the model inside `with` first")
+        return weights[-1]
+
+    def __enter__(self) -> "Tap":
+        if self._hooks:
+            raise VicinalError("this tap is open already; make another one")
+        for layer in self._layers:
+            layer.weights = None
+            module = layer.site.module
+            self._hooks.append(module.register_forward_pre_hook(layer.open))
+            self._hooks.append(module.register_forward_hook(layer.close, always_call=True))
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        unread = [layer.site.name for layer in self._layers if layer.weights is None]
+        if unread and failed is None:
+            raise VicinalError(
+                f"no attention of {unread[0]} was read: run the model that was tapped inside `with`, and not compiled "
+                "(torch.compile skips what is added later)"
+            )
+
+
+class _Layer:
+    """One attention module that is read."""
+
+    def __init__(self, site: Site | LeftAlone, logits: tuple[int, ...], queries: Queries, gradient: bool) -> None:
+        self.site, self.shape, self.queries, self.gradient = site, logits, queries, gradient
+        self.heads_axis = site.heads_axis if isinstance(site, Site) else -3
+        self.weights: Tensor | None = None
+        self._reader: _Reader | None = None
+
+    def check_class_token(self, model: nn.Module) -> None:
+        """Raise if the class token is asked for and there is none."""
+        if self.queries != "class" or self.shape[-2] == 1:
+            return
+        prefix = self.site.grid.prefix if isinstance(self.site, Site) else 1
+        absent = hasattr(model, "cls_token") and model.cls_token is None
+        if prefix == 0 or absent:
+            raise VicinalError(f"{self.site.name} has no class token to read; use queries='mean'")
+
+    def open(self, *_: object) -> None:
+        self._reader = _Reader(self)
+        self._reader.__enter__()  # type: ignore[no-untyped-call]
+
+    def close(self, *_: object) -> None:
+        if self._reader is not None:
+            self._reader.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._reader = None
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether logits are this layer's: images and tokens may be more or fewer than when it was found."""
+        alike = len(shape) == len(self.shape) and shape[self.heads_axis] == self.shape[self.heads_axis]
+        return alike and (shape[-1] == shape[-2]) == (self.shape[-1] == self.shape[-2])
+
+    def keep(self, weights: Tensor) -> None:
+        """Keep what was asked for of weights `(..., queries, keys)`, and no more."""
+        if self.queries == "mean":
+            prefix = self.site.grid.prefix if isinstance(self.site, Site) else 0
+            weights = weights[..., prefix:, :].mean(-2, keepdim=True)
+        weights = weights.movedim(self.heads_axis, -3) if weights.dim() == 5 else weights
+        windows = self.site.windows if isinstance(self.site, Site) else 1
+        if windows > 1:
+            weights = weights.reshape(-1, windows, *weights.shape[-3:])
+        elif weights.dim() == 5:
+            weights = weights.flatten(0, 1)
+        self.weights = weights if self.queries == "all" else weights.squeeze(-2)
+
+    def compute(self, q: Tensor, k: Tensor, **settings: Any) -> None:
+        """Keep the weights of a fused call."""
+        with torch.set_grad_enabled(self.gradient and torch.is_grad_enabled()):
+            rows = slice(1) if self.queries == "class" else slice(None)
+            self.keep(attention_weights(q, k, queries=rows, **settings))
+
+
+class _Reader(TorchFunctionMode):
+    """Reads along while one module runs."""
+
+    def __init__(self, layer: _Layer) -> None:
+        super().__init__()
+        self.layer = layer
+        self.done = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self.done:
+            return result
+        if func is attend:
+            q, k = args[:2]
+            self._compute(q, k, prior=kwargs["prior"], mask=kwargs["mask"], scale=kwargs["scale"])
+        elif func is F.scaled_dot_product_attention:
+            self._fused(*args, **kwargs)
+        elif func is F.multi_head_attention_forward:
+            parts = multi_head(*args, **kwargs)
+            self._compute(parts.q, parts.k, mask=parts.mask)
+        elif func in SOFTMAXES and self.layer.fits(tuple(result.shape)):
+            self.done = True
+            kept = result if self.layer.gradient else result.detach()
+            # A copy of one row, so that the rest can go.
+            self.layer.keep(kept[..., :1, :].clone() if self.layer.queries == "class" else kept)
+        return result
+
+    def _fused(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **_: Any,
+    ) -> None:
+        if is_causal:
+            hidden = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+            attn_mask = hidden.tril()
+        self._compute(query, key, mask=attn_mask, scale=scale)
+
+    def _compute(self, q: Tensor, k: Tensor, **settings: Any) -> None:
+        if self.layer.fits((*q.shape[:-1], k.shape[-2])):
+            self.done = True
+            self.layer.compute(q, k, **settings)
