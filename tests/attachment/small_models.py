@@ -1,11 +1,16 @@
 """Small models of timm's families."""
 
 import torch
-from timm.models.beit import Beit
-from timm.models.cait import Cait
-from timm.models.swin_transformer import SwinTransformer
-from timm.models.swin_transformer_v2 import SwinTransformerV2
-from timm.models.vision_transformer import VisionTransformer
+
+import vicinal
+
+vicinal.ensure_torchvision()  # processes that tests start import this file too
+
+from timm.models.beit import Beit  # noqa: E402
+from timm.models.cait import Cait  # noqa: E402
+from timm.models.swin_transformer import SwinTransformer  # noqa: E402
+from timm.models.swin_transformer_v2 import SwinTransformerV2  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
 
 def vit(**options):

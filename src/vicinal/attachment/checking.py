@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, same_attention
+from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, by_head, same_attention
 from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import Site
 from vicinal.attachment.swapping import swap, swap_back
@@ -57,8 +57,6 @@ class _PairByPair(TorchFunctionMode):
         offset = row[None] - row[:, None] + grid.height - 1, column[None] - column[:, None] + grid.width - 1
         self.scale[:, grid.prefix :, grid.prefix :] = prior.scale()[:, *offset]
         self.bias[:, grid.prefix :, grid.prefix :] = prior.bias()[:, *offset]
-        if site.heads_axis == -4:
-            self.scale, self.bias = self.scale[:, None], self.bias[:, None]
         self.step = "done" if site.call.fused else "multiply"
 
     def __torch_function__(
@@ -72,18 +70,19 @@ class _PairByPair(TorchFunctionMode):
             return parts.run(lambda q, k, v, mask, **_: self._attention(q, k, v, mask), None)
         if func in SOFTMAXES and self.step == "add":
             self.step = "done"
-            return func(args[0] + self.bias, *args[1:], **kwargs)
+            return func(by_head(torch.add, args[0], self.bias, self.site.heads_axis), *args[1:], **kwargs)
         result = func(*args, **kwargs)
         if func in PRODUCTS and self.step == "multiply" and same_attention(result, self.site.call.logits):
             self.step = "add"
-            result = result * self.scale
+            result = by_head(torch.mul, result, self.scale, self.site.heads_axis)
         return result
 
     def _attention(
         self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **rest: Any
     ) -> Tensor:
         scale: float = rest.get("scale") or query.shape[-1] ** -0.5
-        logits = query @ key.mT * scale * self.scale + self.bias
+        logits = by_head(torch.mul, query @ key.mT * scale, self.scale, self.site.heads_axis)
+        logits = by_head(torch.add, logits, self.bias, self.site.heads_axis)
         if attn_mask is not None:
             logits = logits.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else logits + attn_mask
         out: Tensor = logits.softmax(-1) @ value
@@ -128,8 +127,12 @@ def check_module(site: Site) -> None:
 
 @contextlib.contextmanager
 def _no_zeros(module: nn.Module) -> Iterator[None]:
-    """Noise for parameters that start at zero, such as a last layer: behind those nothing could be seen."""
-    zeros = [parameter for parameter in module.parameters() if not parameter.any()]
+    """Noise for weights that start at zero, such as those of a last layer: behind them nothing could be seen."""
+    zeros = [
+        parameter
+        for name, parameter in module.named_parameters()
+        if not name.endswith("bias") and not parameter.any()  # a bias hides nothing
+    ]
     for parameter in zeros:
         parameter.normal_(generator=torch.Generator(parameter.device).manual_seed(0))
     try:

@@ -17,10 +17,11 @@ from vicinal.attachment.multihead import multi_head
 from vicinal.attention import attend
 from vicinal.errors import VicinalError
 
-__all__ = ["PRODUCTS", "SOFTMAXES", "Call", "calls_of"]
+__all__ = ["FOLDED", "PRODUCTS", "SOFTMAXES", "Call", "by_head", "calls_of", "heads_third", "same_attention"]
 
 PRODUCTS = {torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul, torch.bmm, torch.Tensor.bmm, torch.einsum}
 SOFTMAXES = {torch.Tensor.softmax, torch.softmax, F.softmax}
+FOLDED = 0  # axis of heads that are part of the batch: `(images * heads, queries, keys)`
 # Modules that only carry out a step of the attention that holds them.
 STEPS = (nn.Softmax, nn.Dropout, nn.Identity)
 
@@ -93,7 +94,19 @@ def _multi_head_call(module: nn.Module, inputs: Any, args: tuple[Any, ...], kwar
 
 def same_attention(product: Tensor, logits: tuple[int, ...]) -> bool:
     """Whether a product can be these logits; its batch may be split off, as Swin does to add its window mask."""
-    return product.dim() >= 4 and tuple(product.shape[-3:]) == logits[-3:]
+    return product.dim() >= 3 and tuple(product.shape[-3:]) == logits[-3:]
+
+
+def by_head(operation: Callable[[Tensor, Tensor], Tensor], logits: Tensor, values: Tensor, heads_axis: int) -> Tensor:
+    """`operation(logits, values)`, where values are `(heads, queries, keys)` and logits have their heads elsewhere."""
+    if heads_axis == FOLDED:
+        return operation(logits.view(-1, *values.shape), values).view_as(logits)
+    return operation(logits, values if heads_axis == -3 else values[:, None])
+
+
+def heads_third(x: Tensor, heads: int, heads_axis: int) -> Tensor:
+    """`(..., heads, queries, keys)`, from wherever the heads are."""
+    return x.reshape(-1, heads, *x.shape[1:]) if heads_axis == FOLDED else x.movedim(heads_axis, -3)
 
 
 def calls_of(model: nn.Module, run: Callable[[], object]) -> list[Call]:

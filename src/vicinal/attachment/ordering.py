@@ -13,16 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.attachment.finding import Call
+from vicinal.attachment.finding import Call, heads_third
 from vicinal.attachment.placing import Site
 from vicinal.grid import Grid
 
 __all__ = ["check_order"]
 
 PATTERNS = 4  # images disturbed in one run; every cell in half of them
-RUNS = 8  # at most; one is enough for most models
+RUNS = 10  # at most; one is enough for most models
 SURE = 6.0  # standard deviations of chance that a peak has to stand out by
 AGREEING = 0.85  # share of the grid's places whose tokens change with their own cells
+NINE_BY_CHANCE = 16.9  # sum of nine squared normal numbers that is exceeded once in twenty
 
 LAYOUTS = ("blocks", "dilated", "columns")
 
@@ -58,12 +59,14 @@ class _Match:
         if self.site.windows == 1 and not self._near(best, row, column):
             return "its tokens are not in the places of the grid, but shifted"
         # Tokens half of which sit right, as in orders of 2 x 2 blocks, give a peak too: ask each place of the grid.
-        own = _windows_of(patterns.roll((row, column), (1, 2)), self.site.grid, self.size, layout)
-        agreeing = float(((changes * own).sum((0, 1)) > 0).float().mean())
+        around = best.roll((1 - row, 1 - column), (0, 1))[:3, :3]
+        spread = float(around.sum() - best.max()) > 1.6 * float(best.max())
+        steps = [-1, 0, 1] if spread else [0]  # convolutions spread a cell over those around it
+        own = [patterns.roll((row + down, column + right), (1, 2)) for down in steps for right in steps]
+        agreeing = _agreement(changes, [_windows_of(x, self.site.grid, self.size, layout) for x in own], patterns)
         if agreeing < AGREEING:
             return None
         return "its tokens run down the columns of the image, not along its rows" if layout == "columns" else ""
-
 
     def _near(self, moments: Tensor, row: int, column: int) -> bool:
         """Whether a shift is small enough. Windows may be shifted by as much as they like; where there are none,
@@ -73,6 +76,21 @@ class _Match:
         if self.site.grid.prefix:
             return float(moments[0, 0]) >= 0.3 * float(moments.max())
         return all(min(place, n - place) <= 1 for place, n in zip((row, column), moments.shape, strict=True))
+
+
+def _agreement(changes: Tensor, own: list[Tensor], patterns: Tensor) -> float:
+    """Share of places whose changes go with their own pattern, or with any of several.
+
+    Args:
+        changes: `(images, windows, patches)`.
+        own: of that shape, the patterns of the cells that a token may come from.
+        patterns: all of them.
+    """
+    moments = torch.stack([(changes * pattern).sum((0, 1)) for pattern in own])
+    if len(own) == 1:
+        return float((moments > 0).float().mean())
+    chance = changes.square().sum((0, 1)) * patterns.square().mean()
+    return float(((moments.square() / chance).sum(0) > NINE_BY_CHANCE).float().mean())
 
 
 def _correlate(laid: Tensor, patterns: Tensor) -> Tensor:
@@ -133,7 +151,7 @@ def _patterns(cells: tuple[int, int], seed: int) -> Tensor:
 def _changes(call: Call, site: Site, patterns: int) -> Tensor:
     """How much each patch of each window changes, image by image, against its mean: `(patterns, windows, patches)`."""
     assert call.queries is not None
-    queries = call.queries.movedim(site.heads_axis, -3).float()  # (..., heads, tokens, dim)
+    queries = heads_third(call.queries, site.heads, site.heads_axis).float()
     queries = queries.reshape(patterns + 1, site.windows, site.heads, site.grid.tokens, -1)
     change = (queries[1:] - queries[:1]).square().sum((2, 4))[:, :, site.grid.prefix :].cpu()
     mean = change.mean(0)
@@ -164,6 +182,8 @@ def _windows_of(maps: Tensor, grid: Grid, size: tuple[int, int], layout: str) ->
 
 def _tiled(site: Site, image: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Size of the map that the windows tile, and of its part that is the image: models pad what does not divide."""
+    if site.windows == 1:
+        return (site.grid.height, site.grid.width), (site.grid.height, site.grid.width)
     for tiles in _rectangles(site.windows):
         size = tiles[0] * site.grid.height, tiles[1] * site.grid.width
         cells = [

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vicinal.attachment.finding import Call
+from vicinal.attachment.finding import FOLDED, Call
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
@@ -23,7 +23,7 @@ class Site:
     call: Call
     heads: int
     heads_axis: int
-    """-3 for logits `(..., heads, tokens, tokens)`, -4 for `(batch, heads, windows, tokens, tokens)`."""
+    """-3 for logits `(..., heads, tokens, tokens)`, -4 for `(batch, heads, windows, tokens, tokens)`, or `FOLDED`."""
     windows: int
     """Sequences of an image: 1 where attention is global."""
     grid: Grid
@@ -97,6 +97,8 @@ def _heads(call: Call) -> tuple[int, int, int]:
     if len(shape) == 4:
         return shape[1], -3, shape[0]
     known = next((getattr(call.module, name) for name in ("num_heads", "heads") if hasattr(call.module, name)), None)
+    if len(shape) == 3 and isinstance(known, int) and shape[0] % known == 0:
+        return known, FOLDED, shape[0] // known
     if len(shape) == 5 and known == shape[1] and (known != shape[2] or shape[2] == 1):
         return shape[1], -4, shape[0] * shape[2]
     if len(shape) == 5 and known == shape[2] and known != shape[1]:

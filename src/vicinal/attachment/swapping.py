@@ -10,11 +10,12 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vicinal.attachment.finding import PRODUCTS, SOFTMAXES
+from vicinal.attachment.finding import FOLDED, PRODUCTS, SOFTMAXES, by_head, heads_third
 from vicinal.attachment.multihead import multi_head
 from vicinal.attention import attend
 from vicinal.errors import VicinalError
@@ -70,27 +71,27 @@ class Intercept(TorchFunctionMode):
             self.added = self.reached = True
             bias = self.prior()[1]
             if bias is not None:
-                args = (args[0] + self._broadcast(bias, args[0]), *args[1:])
+                args = (self._apply(torch.add, args[0], bias), *args[1:])
         result = func(*args, **kwargs)
         if not self.multiplied and func in PRODUCTS and self._is_logits(result):
             self.multiplied = True
             scale = self.prior()[0]
             if scale is not None:
-                result = result * self._broadcast(scale, result)
+                result = self._apply(torch.mul, result, scale)
         return result
 
     def _is_logits(self, product: Tensor) -> bool:
         """Whether a product is Q K^T: other products, of position tables for example, have other shapes."""
-        return (
-            product.dim() >= 4
-            and product.shape[self.heads_axis] == self.prior.heads
-            and product.shape[-1] == product.shape[-2]
-        )
+        if product.dim() < 3 or product.shape[-1] != product.shape[-2]:
+            return False
+        if self.heads_axis == FOLDED:
+            return product.dim() == 3 and product.shape[0] % self.prior.heads == 0
+        return product.dim() >= 4 and product.shape[self.heads_axis] == self.prior.heads
 
-    def _broadcast(self, values: Tensor, logits: Tensor) -> Tensor:
+    def _apply(self, operation: Callable[[Tensor, Tensor], Tensor], logits: Tensor, values: Tensor) -> Tensor:
         if logits.shape[-1] != values.shape[-1] or logits.shape[-2] != values.shape[-2]:
             raise token_mismatch(self.prior, logits.shape[-1])
-        return values.to(logits.dtype) if self.heads_axis == -3 else values[:, None].to(logits.dtype)
+        return by_head(operation, logits, values.to(logits.dtype), self.heads_axis)
 
 
 def token_mismatch(prior: Prior, tokens: int) -> VicinalError:
@@ -118,6 +119,10 @@ def attend_fused_call(
         raise VicinalError("a spatial prior serves neither causal nor grouped-query attention")
     if query.shape[-2] != prior.grid.tokens:
         raise token_mismatch(prior, query.shape[-2])
+    if heads_axis == FOLDED:
+        q, k, v = (heads_third(x, prior.heads, heads_axis) for x in (query, key, value))
+        mask = None if attn_mask is None else heads_third(attn_mask, prior.heads, heads_axis)
+        return attend(q, k, v, prior=prior, mask=mask, dropout=dropout_p, scale=scale).flatten(0, 1)
     if query.dim() == 4:
         return attend(query, key, value, prior=prior, mask=attn_mask, dropout=dropout_p, scale=scale)
     # Windows have an axis of their own: fold it into the batch.

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vicinal.attachment.choosing import Layers, choose
-from vicinal.attachment.finding import SOFTMAXES, calls_of
+from vicinal.attachment.finding import FOLDED, SOFTMAXES, calls_of, heads_third
 from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
@@ -126,6 +126,7 @@ class _Layer:
     def __init__(self, site: Site | LeftAlone, logits: tuple[int, ...], queries: Queries, gradient: bool) -> None:
         self.site, self.shape, self.queries, self.gradient = site, logits, queries, gradient
         self.heads_axis = site.heads_axis if isinstance(site, Site) else -3
+        self.heads = site.heads if isinstance(site, Site) else logits[-3]
         self.weights: Tensor | None = None
         self._reader: _Reader | None = None
 
@@ -149,7 +150,9 @@ class _Layer:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether logits are this layer's: images and tokens may be more or fewer than when it was found."""
-        alike = len(shape) == len(self.shape) and shape[self.heads_axis] == self.shape[self.heads_axis]
+        if len(shape) != len(self.shape):
+            return False
+        alike = shape[0] % self.heads == 0 if self.heads_axis == FOLDED else shape[self.heads_axis] == self.heads
         return alike and (shape[-1] == shape[-2]) == (self.shape[-1] == self.shape[-2])
 
     def keep(self, weights: Tensor) -> None:
@@ -157,7 +160,7 @@ class _Layer:
         if self.queries == "mean":
             prefix = self.site.grid.prefix if isinstance(self.site, Site) else 0
             weights = weights[..., prefix:, :].mean(-2, keepdim=True)
-        weights = weights.movedim(self.heads_axis, -3) if weights.dim() == 5 else weights
+        weights = heads_third(weights, self.heads, self.heads_axis)
         windows = self.site.windows if isinstance(self.site, Site) else 1
         if windows > 1:
             weights = weights.reshape(-1, windows, *weights.shape[-3:])

@@ -160,7 +160,7 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[ob
 
 def flat_parameter(values: Tensor, requires_grad: bool = True) -> nn.Parameter:
     """A 1-D parameter: the rule "no weight decay below 2-D", common to all trainers, then spares it."""
-    return nn.Parameter(values.detach().clone().flatten(), requires_grad)
+    return nn.Parameter(values.detach().flatten().clone(memory_format=torch.contiguous_format), requires_grad)
 
 
 def widen(values: Tensor) -> Tensor:
