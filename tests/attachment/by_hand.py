@@ -14,17 +14,30 @@ def attention_io(module, run):
     return seen[0]
 
 
+def heads_by_hand(module, x):
+    """q, k and v, each `(batch, heads, tokens, dim)`, of a module of timm, transformers or torch."""
+    x = x.double()
+    if hasattr(module, "q_proj"):
+        layers = (module.q_proj, module.k_proj, module.v_proj)
+        qkv = [x @ each.weight.double().T + (0 if each.bias is None else each.bias.double()) for each in layers]
+    elif hasattr(module, "in_proj_weight"):
+        qkv = (x @ module.in_proj_weight.double().T + module.in_proj_bias.double()).chunk(3, -1)
+    else:
+        qkv = x @ module.qkv.weight.double().T
+        if getattr(module, "q_bias", None) is not None:
+            qkv = qkv + torch.cat([module.q_bias, module.k_bias, module.v_bias]).double()
+        elif module.qkv.bias is not None:
+            qkv = qkv + module.qkv.bias.double()
+        qkv = qkv.chunk(3, -1)
+    heads = next(getattr(module, name) for name in ("num_heads", "num_attention_heads") if hasattr(module, name))
+    return [each.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for each in qkv]
+
+
 def logits_by_hand(module, x, prior):
-    """From the module's own weights, in float64: `scale * logits`, bias by offset, and v."""
-    batch, tokens, _ = x.shape
-    qkv = x.double() @ module.qkv.weight.double().T
-    if getattr(module, "q_bias", None) is not None:
-        qkv = qkv + torch.cat([module.q_bias, module.k_bias, module.v_bias]).double()
-    elif module.qkv.bias is not None:
-        qkv = qkv + module.qkv.bias.double()
-    q, k, v = qkv.reshape(batch, tokens, 3, module.num_heads, -1).permute(2, 0, 3, 1, 4)
+    """`scale * logits`, bias by offset, and v."""
+    q, k, v = heads_by_hand(module, x)
     logits = q @ k.mT * q.shape[-1] ** -0.5
-    bias = torch.zeros(module.num_heads, tokens, tokens, dtype=torch.float64)
+    bias = torch.zeros(logits.shape[1:], dtype=torch.float64)
     (scale, added), grid = prior.table(), prior.grid
     for query, key in itertools.product(range(grid.patches), repeat=2):
         row = key // grid.width - query // grid.width + grid.height - 1
@@ -38,5 +51,7 @@ def logits_by_hand(module, x, prior):
 
 
 def project(module, weights, v):
+    """From attention weights and values to the module's output."""
     out = (weights @ v).transpose(1, 2).flatten(2)
-    return out @ module.proj.weight.double().T + module.proj.bias.double()
+    last = next(getattr(module, name) for name in ("proj", "o_proj", "out_proj") if hasattr(module, name))
+    return out @ last.weight.double().T + last.bias.double()
