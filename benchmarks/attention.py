@@ -12,9 +12,6 @@ layers of a timm block: qkv in one array, heads split, attention, heads merged.
 
 import argparse
 import functools
-import random
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -22,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vicinal
+from measuring import interleaved, print_table, saved_bytes
 from vicinal.attention import attend
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -75,23 +73,6 @@ def ways(heads: int, grid: vicinal.Grid, compiled: bool) -> dict[str, Way]:
     return found
 
 
-def saved_bytes(step: Callable[[], Tensor], kept_anyway: set[int]) -> int:
-    """Bytes that autograd keeps between forward and backward, each once, however many views of it are kept."""
-    kept: dict[int, tuple[int, dict[int, int]]] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in kept_anyway:
-            _, views = kept.setdefault(storage.data_ptr(), (storage.nbytes(), {}))
-            views[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = step()
-    del out
-    return sum(min(whole, sum(views.values())) for whole, views in kept.values())
-
-
 def measure(side: int, rounds: int, compiled: bool) -> None:
     """Time all ways on one grid and print a table."""
     batch, heads, dim = SHAPES[side]
@@ -112,30 +93,12 @@ def measure(side: int, rounds: int, compiled: bool) -> None:
         inputs = [qkv, *(parameter for module in modules(way) for parameter in module.parameters())]
         torch.autograd.grad(forward(way), inputs, gradient)
 
-    shuffle = random.Random(side).shuffle
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for count in range(rounds + 2):
-        order = list(contenders.items())
-        shuffle(order)  # what a way leaves in caches and allocator is then nobody's lot in particular
-        for name, way in order:
-            start = time.perf_counter()
-            step(way)
-            if count >= 2:
-                times[name].append(time.perf_counter() - start)
+    times = interleaved({name: functools.partial(step, way) for name, way in contenders.items()}, rounds)
     memory = {}
     for name, way in contenders.items():
         constant = {t.untyped_storage().data_ptr() for m in modules(way) for t in (*m.parameters(), *m.buffers())}
         memory[name] = saved_bytes(functools.partial(forward, way), constant)
-    base, base_memory = times["SDPA, no prior"], memory["SDPA, no prior"]
-    print(f"\ngrid {grid}, batch {batch}, {heads} heads of {dim}")
-    print(f"{'':34}{'ms':>8}{'ratio':>8}{'quartiles':>15}{'saved MB':>10}{'ratio':>7}")
-    for name in contenders:
-        ratios = [t / b for t, b in zip(times[name], base, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(
-            f"{name:34}{statistics.median(times[name]) * 1e3:8.1f}{middle:8.2f}{f'{low:.2f}-{high:.2f}':>15}"
-            f"{memory[name] / 1e6:10.1f}{memory[name] / base_memory:7.2f}"
-        )
+    print_table(f"grid {grid}, batch {batch}, {heads} heads of {dim}", times, memory)
 
 
 def main() -> None:

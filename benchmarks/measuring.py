@@ -1,0 +1,61 @@
+"""How the benchmarks measure: all contenders in one run, and ratios inside a round."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["interleaved", "print_table", "saved_bytes"]
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2
+) -> dict[str, list[float]]:
+    """Seconds of every contender in every round; each runs once a round, so a busy machine slows all alike."""
+    shuffle = random.Random(0).shuffle
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for count in range(rounds + warm_up):
+        order = list(contenders.items())
+        shuffle(order)  # what a contender leaves in caches and allocator is then nobody's lot in particular
+        for name, run in order:
+            start = time.perf_counter()
+            run()
+            if count >= warm_up:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def saved_bytes(forward: Callable[[], Tensor], kept_anyway: set[int]) -> int:
+    """Bytes that autograd keeps between forward and backward, each once, however many views of it are kept.
+
+    Args:
+        forward: what to run.
+        kept_anyway: addresses of storages that do not count, such as parameters.
+    """
+    kept: dict[int, tuple[int, dict[int, int]]] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in kept_anyway:
+            _, views = kept.setdefault(storage.data_ptr(), (storage.nbytes(), {}))
+            views[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = forward()
+    del out
+    return sum(min(whole, sum(views.values())) for whole, views in kept.values())
+
+
+def print_table(title: str, times: Mapping[str, Sequence[float]], memory: Mapping[str, int] | None = None) -> None:
+    """Median ratios to the first contender with quartiles, and what each keeps for backward."""
+    base = next(iter(times))
+    print(f"\n{title}")
+    print(f"{'':34}{'ms':>8}{'ratio':>8}{'quartiles':>15}" + (f"{'saved MB':>10}{'ratio':>7}" if memory else ""))
+    for name in times:
+        low, middle, high = statistics.quantiles([t / b for t, b in zip(times[name], times[base], strict=True)], n=4)
+        line = f"{name:34}{statistics.median(times[name]) * 1e3:8.1f}{middle:8.2f}{f'{low:.2f}-{high:.2f}':>15}"
+        print(line + (f"{memory[name] / 1e6:10.1f}{memory[name] / memory[base]:7.2f}" if memory else ""), flush=True)
