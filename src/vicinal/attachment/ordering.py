@@ -9,6 +9,7 @@ because cells next to each other have nothing in common.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,9 +23,10 @@ __all__ = ["check_order"]
 PATTERNS = 4  # images disturbed in one run; every cell in half of them
 RUNS = 10  # at most; one is enough for most models
 SURE = 6.0  # standard deviations of chance that a peak has to stand out by
-AGREEING = 0.85  # share of the grid's places whose tokens change with their own cells
-NINE_BY_CHANCE = 16.9  # sum of nine squared normal numbers that is exceeded once in twenty
+VARYING = 0.8  # of the squared mean: what places may differ by where all of them fit
+FREEDOM = PATTERNS / (PATTERNS - 1)  # a cell's pattern has its last number from the others
 
+OUT_OF_ORDER = "its tokens are not those of the image, row by row"
 LAYOUTS = ("blocks", "dilated", "columns")
 
 
@@ -53,19 +55,23 @@ class _Match:
         layout = max(moments, key=lambda name: float(moments[name].max()))
         best = moments[layout]
         row, column = divmod(int(best.argmax()), best.shape[1])
-        chance = float(changes.square().sum() * patterns.square().mean()) ** 0.5
+        chance = float(changes.square().sum() * patterns.square().mean() * FREEDOM) ** 0.5
         if float(best.max()) <= SURE * chance:
-            return None
+            hopeless = float(best.max()) * (RUNS / len(self.seen)) ** 0.5 <= SURE * chance
+            return OUT_OF_ORDER if hopeless and len(self.seen) >= RUNS // 2 else None
         if self.site.windows == 1 and not self._near(best, row, column):
             return "its tokens are not in the places of the grid, but shifted"
-        # Tokens half of which sit right, as in orders of 2 x 2 blocks, give a peak too: ask each place of the grid.
-        around = best.roll((1 - row, 1 - column), (0, 1))[:3, :3]
-        spread = float(around.sum() - best.max()) > 1.6 * float(best.max())
-        steps = [-1, 0, 1] if spread else [0]  # convolutions spread a cell over those around it
-        own = [patterns.roll((row + down, column + right), (1, 2)) for down in steps for right in steps]
-        agreeing = _agreement(changes, [_windows_of(x, self.site.grid, self.size, layout) for x in own], patterns)
-        if agreeing < AGREEING:
-            return None
+        # What a cell does to the tokens around it, where convolutions have spread it.
+        kernel = best.roll((2 - row, 2 - column), (0, 1))[:5, :5]
+        expected = torch.zeros_like(patterns)
+        for (down, right), weight in np.ndenumerate(kernel.numpy()):
+            if weight > 3 * chance:
+                expected += float(weight) * patterns.roll((row + down - 2, column + right - 2), (1, 2))
+        fitting = _all_fit(
+            changes, _windows_of(expected, self.site.grid, self.size, layout), last=len(self.seen) == RUNS
+        )
+        if not fitting:
+            return None if fitting is None else OUT_OF_ORDER
         return "its tokens run down the columns of the image, not along its rows" if layout == "columns" else ""
 
     def _near(self, moments: Tensor, row: int, column: int) -> bool:
@@ -78,19 +84,25 @@ class _Match:
         return all(min(place, n - place) <= 1 for place, n in zip((row, column), moments.shape, strict=True))
 
 
-def _agreement(changes: Tensor, own: list[Tensor], patterns: Tensor) -> float:
-    """Share of places whose changes go with their own pattern, or with any of several.
+def _all_fit(changes: Tensor, expected: Tensor, last: bool) -> bool | None:
+    """Whether the tokens of all places change as expected, or those of some only; None if that is too close to call.
+
+    Tokens half of which sit right, as in an order of 2 x 2 blocks, give a peak too. But then places differ: where a
+    share f of them fits, correlations vary by (1 - f) / f of their squared mean, on top of what chance does.
 
     Args:
         changes: `(images, windows, patches)`.
-        own: of that shape, the patterns of the cells that a token may come from.
-        patterns: all of them.
+        expected: of the same shape.
+        last: call it anyway.
     """
-    moments = torch.stack([(changes * pattern).sum((0, 1)) for pattern in own])
-    if len(own) == 1:
-        return float((moments > 0).float().mean())
-    chance = changes.square().sum((0, 1)) * patterns.square().mean()
-    return float(((moments.square() / chance).sum(0) > NINE_BY_CHANCE).float().mean())
+    chance = changes.square().sum((0, 1)) * expected.square().mean() * FREEDOM
+    fits = (changes * expected).sum((0, 1)) / chance.clamp(min=1e-30).sqrt()
+    mean = float(fits.mean()) ** 2
+    varying = float(fits.var()) - 1
+    error = 0.0 if last else 2 * (2 / fits.numel()) ** 0.5
+    if varying + error < VARYING * mean:
+        return True
+    return False if varying - error > VARYING * mean else None
 
 
 def _correlate(laid: Tensor, patterns: Tensor) -> Tensor:
@@ -102,15 +114,15 @@ def _correlate(laid: Tensor, patterns: Tensor) -> Tensor:
 
 
 def check_order(
-    sites: Sequence[Site], image: tuple[int, int], disturbed: Callable[[Tensor], list[Call]]
+    sites: Sequence[Site], image: tuple[int, int], disturbed: Callable[[Tensor, int], list[Call]]
 ) -> dict[str, str]:
     """Which modules do not hold their tokens row by row, and why; by name.
 
     Args:
         sites: modules to ask, in the order in which they run.
         image: height and width.
-        disturbed: given patterns `(images, rows, columns)` of 0 and 1, runs the model on an image, and on copies of it
-            whose cells of 1 are disturbed, and returns the calls.
+        disturbed: given patterns `(images, rows, columns)` of 0 and 1 and a seed, runs the model on an image, and on
+            copies of it whose cells of 1 are disturbed, and returns the calls.
     """
     wrong: dict[str, str] = {}
     by_cells: dict[tuple[int, int], list[_Match]] = {}
@@ -128,7 +140,7 @@ def check_order(
             if all(run > 1 and type(match.site.module) in trusted for match in undecided):
                 break
             patterns = _patterns(cells, seed=run)
-            calls = {call.module: call for call in disturbed(patterns) if call.queries is not None}
+            calls = {call.module: call for call in disturbed(patterns, run) if call.queries is not None}
             for match in undecided:
                 match.add(calls[match.site.module], patterns)
                 verdicts[match.site.name] = match.verdict()
@@ -136,7 +148,7 @@ def check_order(
         for match in matches:
             verdict = verdicts[match.site.name]
             if verdict is None and type(match.site.module) not in trusted:
-                verdict = "its tokens are not those of the image, row by row"
+                verdict = OUT_OF_ORDER
             if verdict:
                 wrong[match.site.name] = verdict
     return wrong

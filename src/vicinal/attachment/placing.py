@@ -97,8 +97,8 @@ def _heads(call: Call) -> tuple[int, int, int]:
     if len(shape) == 4:
         return shape[1], -3, shape[0]
     known = next((getattr(call.module, name) for name in ("num_heads", "heads") if hasattr(call.module, name)), None)
-    if len(shape) == 3 and isinstance(known, int) and shape[0] % known == 0:
-        return known, FOLDED, shape[0] // known
+    if len(shape) == 3 and (known is None or shape[0] % known == 0):
+        return known or 1, FOLDED, shape[0] // (known or 1)
     if len(shape) == 5 and known == shape[1] and (known != shape[2] or shape[2] == 1):
         return shape[1], -4, shape[0] * shape[2]
     if len(shape) == 5 and known == shape[2] and known != shape[1]:
@@ -111,9 +111,11 @@ def _global_grid(model: nn.Module, tokens: int, image: tuple[int, int]) -> Grid:
     declared = getattr(model, "num_prefix_tokens", None)
     for prefix in (declared, 0) if isinstance(declared, int) else range(MOST_PREFIX + 1):
         try:
-            return Grid.from_tokens(tokens, prefix=prefix, aspect=image[0] / image[1])
+            grid = Grid.from_tokens(tokens, prefix=prefix, aspect=image[0] / image[1])
         except VicinalError:
             continue
+        if prefix <= 2 or declared or (image[0] % grid.height == 0 and 2 * prefix < grid.patches):
+            return grid
     raise VicinalError(f"its {tokens} tokens form no grid of the image's {image[0]} x {image[1]}")
 
 
