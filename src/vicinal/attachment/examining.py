@@ -51,7 +51,7 @@ def _refused(sites: Sequence[Site], run: Runner) -> dict[str, str]:
     def disturbed(patterns: Tensor, seed: int) -> list[Call]:
         images = run.noise(1, seed).repeat(len(patterns) + 1, 1, 1, 1)
         amount = nn.functional.interpolate(patterns[:, None], run.image).to(images)
-        images[1:] += 3 * amount * run.noise(1, seed + 1000)
+        images[1:] += 0.5 * amount * run.noise(1, seed + 1000)
         return calls_of(run.model, lambda: run(images))
 
     # Modules of one class and shape hold their tokens alike; the first of them has mixed the image least.

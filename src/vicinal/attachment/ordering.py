@@ -6,10 +6,10 @@ says, is compared with the patterns, at every shift. Tokens in their places give
 because cells next to each other have nothing in common.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,9 +21,9 @@ from vicinal.grid import Grid
 __all__ = ["check_order"]
 
 PATTERNS = 4  # images disturbed in one run; every cell in half of them
-RUNS = 10  # at most; one is enough for most models
-SURE = 6.0  # standard deviations of chance that a peak has to stand out by
-VARYING = 0.8  # of the squared mean: what places may differ by where all of them fit
+RUNS = 16  # at most; one is enough for most models
+SURE = 2.5  # standard deviations that a peak has to lie above the highest that chance gives
+VARYING = 0.5  # of the squared mean: what places may differ by where all of them fit
 FREEDOM = PATTERNS / (PATTERNS - 1)  # a cell's pattern has its last number from the others
 
 OUT_OF_ORDER = "its tokens are not those of the image, row by row"
@@ -56,32 +56,29 @@ class _Match:
         best = moments[layout]
         row, column = divmod(int(best.argmax()), best.shape[1])
         chance = float(changes.square().sum() * patterns.square().mean() * FREEDOM) ** 0.5
-        if float(best.max()) <= SURE * chance:
-            hopeless = float(best.max()) * (RUNS / len(self.seen)) ** 0.5 <= SURE * chance
-            return OUT_OF_ORDER if hopeless and len(self.seen) >= RUNS // 2 else None
+        sure = (math.sqrt(2 * math.log(len(moments) * best.numel())) + SURE) * chance
+        if float(best.max()) <= sure:
+            hopeless = float(best.max()) * (RUNS / len(self.seen)) ** 0.5 <= sure
+            return OUT_OF_ORDER if hopeless and len(self.seen) >= 5 else None
         if self.site.windows == 1 and not self._near(best, row, column):
             return "its tokens are not in the places of the grid, but shifted"
-        # What a cell does to the tokens around it, where convolutions have spread it.
-        kernel = best.roll((2 - row, 2 - column), (0, 1))[:5, :5]
-        expected = torch.zeros_like(patterns)
-        for (down, right), weight in np.ndenumerate(kernel.numpy()):
-            if weight > 3 * chance:
-                expected += float(weight) * patterns.roll((row + down - 2, column + right - 2), (1, 2))
-        fitting = _all_fit(
-            changes, _windows_of(expected, self.site.grid, self.size, layout), last=len(self.seen) == RUNS
-        )
+        own = _windows_of(patterns.roll((row, column), (1, 2)), self.site.grid, self.size, layout)
+        fitting = _all_fit(changes, own, last=len(self.seen) == RUNS)
         if not fitting:
             return None if fitting is None else OUT_OF_ORDER
         return "its tokens run down the columns of the image, not along its rows" if layout == "columns" else ""
 
     def _near(self, moments: Tensor, row: int, column: int) -> bool:
-        """Whether a shift is small enough. Windows may be shifted by as much as they like; where there are none,
-        convolutions before attention move what changes most by up to a cell. Behind prefix tokens, a shift by a cell
-        could also be a prefix miscounted, but then a token's own cell would have nothing to say.
+        """Whether a shift is none, or what convolutions before attention do: they spread a cell over those around it,
+        and the most of it may be a cell away. Behind prefix tokens that could also be a prefix miscounted, but then a
+        token's own cell would have no say.
         """
-        if self.site.grid.prefix:
-            return float(moments[0, 0]) >= 0.3 * float(moments.max())
-        return all(min(place, n - place) <= 1 for place, n in zip((row, column), moments.shape, strict=True))
+        if row == column == 0:
+            return True
+        around = moments.roll((1 - row, 1 - column), (0, 1))[:3, :3].flatten().sort().values
+        spread = float(around[-2]) > 0.25 * float(around[-1])
+        close = all(min(place, n - place) <= 1 for place, n in zip((row, column), moments.shape, strict=True))
+        return spread and close and (self.site.grid.prefix == 0 or float(moments[0, 0]) > 0.3 * float(around[-1]))
 
 
 def _all_fit(changes: Tensor, expected: Tensor, last: bool) -> bool | None:
@@ -189,6 +186,7 @@ def _windows_of(maps: Tensor, grid: Grid, size: tuple[int, int], layout: str) ->
         tiles = maps.view(-1, grid.height, down, grid.width, right).permute(0, 2, 4, 1, 3)
     else:
         tiles = maps.view(-1, down, grid.height, right, grid.width).permute(0, 1, 3, 2, 4)
+        tiles = tiles.mT if layout == "columns" else tiles
     return tiles.reshape(len(maps), down * right, grid.patches)
 
 
