@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, by_head, same_attention
+from vicinal.attachment.finding import IN_TURN, PRODUCTS, SOFTMAXES, by_head, same_attention
 from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import Site
 from vicinal.attachment.swapping import swap, swap_back
@@ -57,6 +57,7 @@ class _PairByPair(TorchFunctionMode):
         offset = row[None] - row[:, None] + grid.height - 1, column[None] - column[:, None] + grid.width - 1
         self.scale[:, grid.prefix :, grid.prefix :] = prior.scale()[:, *offset]
         self.bias[:, grid.prefix :, grid.prefix :] = prior.bias()[:, *offset]
+        self.turn = 0
         self.step = "done" if site.call.fused else "multiply"
 
     def __torch_function__(
@@ -69,12 +70,15 @@ class _PairByPair(TorchFunctionMode):
             parts = replace(multi_head(*args, **kwargs), need_weights=False)
             return parts.run(lambda q, k, v, mask, **_: self._attention(q, k, v, mask), None)
         if func in SOFTMAXES and self.step == "add":
-            self.step = "done"
-            return func(by_head(torch.add, args[0], self.bias, self.site.heads_axis), *args[1:], **kwargs)
+            logits = by_head(torch.add, args[0], self.bias, self.site.heads_axis, self.turn)
+            self.turn += 1
+            more = self.site.heads_axis == IN_TURN and self.turn < self.site.heads
+            self.step = "multiply" if more else "done"
+            return func(logits, *args[1:], **kwargs)
         result = func(*args, **kwargs)
         if func in PRODUCTS and self.step == "multiply" and same_attention(result, self.site.call.logits):
             self.step = "add"
-            result = by_head(torch.mul, result, self.scale, self.site.heads_axis)
+            result = by_head(torch.mul, result, self.scale, self.site.heads_axis, self.turn)
         return result
 
     def _attention(
@@ -106,7 +110,7 @@ def check_module(site: Site) -> None:
 
     device = site.call.queries.device if site.call.queries is not None else torch.device("cpu")
     uneven = Uneven(site.heads, site.grid, device)
-    with torch.no_grad(), _no_zeros(module):
+    with torch.no_grad(), _nothing_hidden(module):
         plain = run()
         with _PairByPair(uneven, site):
             expected = run()
@@ -126,17 +130,17 @@ def check_module(site: Site) -> None:
 
 
 @contextlib.contextmanager
-def _no_zeros(module: nn.Module) -> Iterator[None]:
-    """Noise for weights that start at zero, such as those of a last layer: behind them nothing could be seen."""
-    zeros = [
-        parameter
+def _nothing_hidden(module: nn.Module) -> Iterator[None]:
+    """Noise for weights that start at or near zero, such as a LayerScale: behind them nothing could be seen."""
+    hiding = {
+        parameter: parameter.clone()
         for name, parameter in module.named_parameters()
-        if not name.endswith("bias") and not parameter.any()  # a bias hides nothing
-    ]
-    for parameter in zeros:
+        if not name.endswith("bias") and parameter.abs().max() < 1e-3  # a bias hides nothing
+    }
+    for parameter in hiding:
         parameter.normal_(generator=torch.Generator(parameter.device).manual_seed(0))
     try:
         yield
     finally:
-        for parameter in zeros:
-            parameter.zero_()
+        for parameter, value in hiding.items():
+            parameter.copy_(value)

@@ -17,11 +17,23 @@ from vicinal.attachment.multihead import multi_head
 from vicinal.attention import attend
 from vicinal.errors import VicinalError
 
-__all__ = ["FOLDED", "PRODUCTS", "SOFTMAXES", "Call", "by_head", "calls_of", "heads_third", "same_attention"]
+__all__ = [
+    "FOLDED",
+    "IN_TURN",
+    "PRODUCTS",
+    "SOFTMAXES",
+    "Call",
+    "by_head",
+    "calls_of",
+    "heads_third",
+    "same_attention",
+]
 
 PRODUCTS = {torch.Tensor.__matmul__, torch.Tensor.matmul, torch.matmul, torch.bmm, torch.Tensor.bmm, torch.einsum}
 SOFTMAXES = {torch.Tensor.softmax, torch.softmax, F.softmax}
-FOLDED = 0  # axis of heads that are part of the batch: `(images * heads, queries, keys)`
+# Where heads are that have no axis of their own in `(sequences, queries, keys)`:
+FOLDED = 0  # in the batch
+IN_TURN = 1  # one after another, each with its own product and softmax
 # Modules that only carry out a step of the attention that holds them.
 STEPS = (nn.Softmax, nn.Dropout, nn.Identity)
 
@@ -97,15 +109,21 @@ def same_attention(product: Tensor, logits: tuple[int, ...]) -> bool:
     return product.dim() >= 3 and tuple(product.shape[-3:]) == logits[-3:]
 
 
-def by_head(operation: Callable[[Tensor, Tensor], Tensor], logits: Tensor, values: Tensor, heads_axis: int) -> Tensor:
+def by_head(
+    operation: Callable[[Tensor, Tensor], Tensor], logits: Tensor, values: Tensor, heads_axis: int, turn: int = 0
+) -> Tensor:
     """`operation(logits, values)`, where values are `(heads, queries, keys)` and logits have their heads elsewhere."""
+    if heads_axis == IN_TURN:
+        return operation(logits, values[turn])
     if heads_axis == FOLDED:
         return operation(logits.view(-1, *values.shape), values).view_as(logits)
     return operation(logits, values if heads_axis == -3 else values[:, None])
 
 
 def heads_third(x: Tensor, heads: int, heads_axis: int) -> Tensor:
-    """`(..., heads, queries, keys)`, from wherever the heads are."""
+    """`(..., heads, queries, keys)`, from wherever the heads are; one head at a time if they take turns."""
+    if heads_axis == IN_TURN:
+        return x.unsqueeze(1)
     return x.reshape(-1, heads, *x.shape[1:]) if heads_axis == FOLDED else x.movedim(heads_axis, -3)
 
 

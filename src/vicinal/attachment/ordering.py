@@ -39,6 +39,8 @@ class _Match:
     """Of the map that the site's windows tile."""
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Changes `(images, windows, patches)` and patterns `(images, rows, columns)`, run by run."""
+    hopeless: bool = False
+    """Whether more runs would hardly tell more."""
 
     def add(self, call: Call, patterns: Tensor) -> None:
         """Take another run in."""
@@ -58,8 +60,8 @@ class _Match:
         chance = float(changes.square().sum() * patterns.square().mean() * FREEDOM) ** 0.5
         sure = (math.sqrt(2 * math.log(len(moments) * best.numel())) + SURE) * chance
         if float(best.max()) <= sure:
-            hopeless = float(best.max()) * (RUNS / len(self.seen)) ** 0.5 <= sure
-            return OUT_OF_ORDER if hopeless and len(self.seen) >= 5 else None
+            self.hopeless = len(self.seen) >= 5 and float(best.max()) * (RUNS / len(self.seen)) ** 0.5 <= sure
+            return None
         if self.site.windows == 1 and not self._near(best, row, column):
             return "its tokens are not in the places of the grid, but shifted"
         own = _windows_of(patterns.roll((row, column), (1, 2)), self.site.grid, self.size, layout)
@@ -132,16 +134,23 @@ def check_order(
     verdicts: dict[str, str | None] = {}
     trusted = set()  # a class that was seen to hold its tokens in order does so in later layers, which mix more
     for cells, matches in by_cells.items():
+        undecided = matches
         for run in range(RUNS):
-            undecided = [match for match in matches if verdicts.get(match.site.name) is None]
-            if all(run > 1 and type(match.site.module) in trusted for match in undecided):
+            if not undecided:
                 break
             patterns = _patterns(cells, seed=run)
             calls = {call.module: call for call in disturbed(patterns, run) if call.queries is not None}
             for match in undecided:
                 match.add(calls[match.site.module], patterns)
                 verdicts[match.site.name] = match.verdict()
-        trusted |= {type(match.site.module) for match in matches if verdicts[match.site.name] == ""}
+            trusted |= {type(match.site.module) for match in undecided if verdicts[match.site.name] == ""}
+            undecided = [
+                match
+                for match in undecided
+                if verdicts[match.site.name] is None
+                and not match.hopeless
+                and (run < 1 or type(match.site.module) not in trusted)
+            ]
         for match in matches:
             verdict = verdicts[match.site.name]
             if verdict is None and type(match.site.module) not in trusted:
@@ -161,7 +170,7 @@ def _changes(call: Call, site: Site, patterns: int) -> Tensor:
     """How much each patch of each window changes, image by image, against its mean: `(patterns, windows, patches)`."""
     assert call.queries is not None
     queries = heads_third(call.queries, site.heads, site.heads_axis).float()
-    queries = queries.reshape(patterns + 1, site.windows, site.heads, site.grid.tokens, -1)
+    queries = queries.reshape(patterns + 1, site.windows, -1, site.grid.tokens, queries.shape[-1])
     change = (queries[1:] - queries[:1]).square().sum((2, 4))[:, :, site.grid.prefix :].cpu()
     mean = change.mean(0)
     return (change / mean.clamp(min=1e-9 * float(mean.max()) + 1e-30) - 1).nan_to_num()

@@ -1,11 +1,12 @@
 """From a call of attention to where its tokens sit: heads, grid and prefix tokens, or why there is no grid."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from vicinal.attachment.finding import FOLDED, Call
+from vicinal.attachment.finding import FOLDED, IN_TURN, Call
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
@@ -23,7 +24,8 @@ class Site:
     call: Call
     heads: int
     heads_axis: int
-    """-3 for logits `(..., heads, tokens, tokens)`, -4 for `(batch, heads, windows, tokens, tokens)`, or `FOLDED`."""
+    """-3 for logits `(..., heads, tokens, tokens)`, -4 for `(batch, heads, windows, tokens, tokens)`; or none, see
+    `FOLDED` and `IN_TURN`."""
     windows: int
     """Sequences of an image: 1 where attention is global."""
     grid: Grid
@@ -71,7 +73,12 @@ def place(model: nn.Module, calls: Sequence[Call], batch: int, image: tuple[int,
     return found
 
 
+CHANNELS = re.compile("channel|crosscovariance|xca", re.IGNORECASE)
+
+
 def _place(name: str, model: nn.Module, calls: list[Call], batch: int, image: tuple[int, int]) -> Site:
+    if CHANNELS.search(type(calls[0].module).__name__):
+        raise VicinalError("it attends over channels, which have no places")
     square = [call for call in calls if call.queries is not None and call.logits[-1] == call.logits[-2]]
     if not square:
         shape = calls[0].logits
@@ -81,7 +88,7 @@ def _place(name: str, model: nn.Module, calls: list[Call], batch: int, image: tu
     if len({call.logits for call in square}) > 1:
         raise VicinalError(f"it runs on sequences of {_join(call.logits[-1] for call in square)} tokens in one pass")
     call = square[0]
-    heads, axis, sequences = _heads(call)
+    heads, axis, sequences = _heads(call, len(square))
     if sequences % batch:
         raise VicinalError(f"its {sequences} sequences do not divide among {batch} images")
     windows, tokens = sequences // batch, call.logits[-1]
@@ -91,12 +98,14 @@ def _place(name: str, model: nn.Module, calls: list[Call], batch: int, image: tu
     return Site(name, call, heads, axis, windows, grid)
 
 
-def _heads(call: Call) -> tuple[int, int, int]:
-    """Number of heads, their axis, and sequences in the batch."""
+def _heads(call: Call, calls: int) -> tuple[int, int, int]:
+    """Number of heads, their axis, and sequences in the batch; the module computes attention `calls` times."""
     shape = call.logits
     if len(shape) == 4:
         return shape[1], -3, shape[0]
     known = next((getattr(call.module, name) for name in ("num_heads", "heads") if hasattr(call.module, name)), None)
+    if len(shape) == 3 and calls > 1 and known == calls:
+        return calls, IN_TURN, shape[0]
     if len(shape) == 3 and (known is None or shape[0] % known == 0):
         return known or 1, FOLDED, shape[0] // (known or 1)
     if len(shape) == 5 and known == shape[1] and (known != shape[2] or shape[2] == 1):

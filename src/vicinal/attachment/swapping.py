@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from vicinal.attachment.finding import FOLDED, PRODUCTS, SOFTMAXES, by_head, heads_third
+from vicinal.attachment.finding import FOLDED, IN_TURN, PRODUCTS, SOFTMAXES, by_head, heads_third
 from vicinal.attachment.multihead import multi_head
 from vicinal.attention import attend
 from vicinal.errors import VicinalError
@@ -56,6 +56,7 @@ class Intercept(TorchFunctionMode):
         self.prior, self.heads_axis = prior, heads_axis
         self.multiplied = self.added = fused  # then there is one call to take over, and nothing else to look at
         self.reached = False
+        self.turn = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -72,6 +73,8 @@ class Intercept(TorchFunctionMode):
             bias = self.prior()[1]
             if bias is not None:
                 args = (self._apply(torch.add, args[0], bias), *args[1:])
+            if self.heads_axis == IN_TURN and self.turn + 1 < self.prior.heads:
+                self.turn, self.multiplied, self.added = self.turn + 1, False, False
         result = func(*args, **kwargs)
         if not self.multiplied and func in PRODUCTS and self._is_logits(result):
             self.multiplied = True
@@ -84,6 +87,8 @@ class Intercept(TorchFunctionMode):
         """Whether a product is Q K^T: other products, of position tables for example, have other shapes."""
         if product.dim() < 3 or product.shape[-1] != product.shape[-2]:
             return False
+        if self.heads_axis == IN_TURN:
+            return product.dim() == 3
         if self.heads_axis == FOLDED:
             return product.dim() == 3 and product.shape[0] % self.prior.heads == 0
         return product.dim() >= 4 and product.shape[self.heads_axis] == self.prior.heads
@@ -91,7 +96,7 @@ class Intercept(TorchFunctionMode):
     def _apply(self, operation: Callable[[Tensor, Tensor], Tensor], logits: Tensor, values: Tensor) -> Tensor:
         if logits.shape[-1] != values.shape[-1] or logits.shape[-2] != values.shape[-2]:
             raise token_mismatch(self.prior, logits.shape[-1])
-        return by_head(operation, logits, values.to(logits.dtype), self.heads_axis)
+        return by_head(operation, logits, values.to(logits.dtype), self.heads_axis, self.turn)
 
 
 def token_mismatch(prior: Prior, tokens: int) -> VicinalError:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vicinal.attachment.choosing import Layers, choose
-from vicinal.attachment.finding import FOLDED, SOFTMAXES, calls_of, heads_third
+from vicinal.attachment.finding import FOLDED, IN_TURN, SOFTMAXES, calls_of, heads_third
 from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
@@ -140,6 +140,7 @@ class _Layer:
             raise VicinalError(f"{self.site.name} has no class token to read; use queries='mean'")
 
     def open(self, *_: object) -> None:
+        self.weights = None
         self._reader = _Reader(self)
         self._reader.__enter__()  # type: ignore[no-untyped-call]
 
@@ -152,7 +153,10 @@ class _Layer:
         """Whether logits are this layer's: images and tokens may be more or fewer than when it was found."""
         if len(shape) != len(self.shape):
             return False
-        alike = shape[0] % self.heads == 0 if self.heads_axis == FOLDED else shape[self.heads_axis] == self.heads
+        if self.heads_axis == FOLDED:
+            alike = shape[0] % self.heads == 0
+        else:
+            alike = self.heads_axis == IN_TURN or shape[self.heads_axis] == self.heads
         return alike and (shape[-1] == shape[-2]) == (self.shape[-1] == self.shape[-2])
 
     def keep(self, weights: Tensor) -> None:
@@ -166,7 +170,10 @@ class _Layer:
             weights = weights.reshape(-1, windows, *weights.shape[-3:])
         elif weights.dim() == 5:
             weights = weights.flatten(0, 1)
-        self.weights = weights if self.queries == "all" else weights.squeeze(-2)
+        weights = weights if self.queries == "all" else weights.squeeze(-2)
+        if self.weights is not None:  # heads that take turns
+            weights = torch.cat([self.weights, weights], -3 if self.queries == "all" else -2)
+        self.weights = weights
 
     def compute(self, q: Tensor, k: Tensor, **settings: Any) -> None:
         """Keep the weights of a fused call."""
@@ -181,14 +188,14 @@ class _Reader(TorchFunctionMode):
     def __init__(self, layer: _Layer) -> None:
         super().__init__()
         self.layer = layer
-        self.done = False
+        self.left = layer.heads if layer.heads_axis == IN_TURN else 1
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.done:
+        if not self.left:
             return result
         if func is attend:
             q, k = args[:2]
@@ -199,7 +206,7 @@ class _Reader(TorchFunctionMode):
             parts = multi_head(*args, **kwargs)
             self._compute(parts.q, parts.k, mask=parts.mask)
         elif func in SOFTMAXES and self.layer.fits(tuple(result.shape)):
-            self.done = True
+            self.left -= 1
             kept = result if self.layer.gradient else result.detach()
             # A copy of one row, so that the rest can go.
             self.layer.keep(kept[..., :1, :].clone() if self.layer.queries == "class" else kept)
@@ -223,5 +230,5 @@ class _Reader(TorchFunctionMode):
 
     def _compute(self, q: Tensor, k: Tensor, **settings: Any) -> None:
         if self.layer.fits((*q.shape[:-1], k.shape[-2])):
-            self.done = True
+            self.left -= 1
             self.layer.compute(q, k, **settings)
