@@ -58,7 +58,9 @@ class Finding:
 
 
 def _has_no_grid(reason: str) -> bool:
-    return "no common grid" in reason or "no softmax of a product" in reason or "single patch" in reason
+    return any(
+        text in reason for text in ("no common grid", "no softmax of a product", "single patch", "over channels")
+    )
 
 
 def families() -> dict[str, str]:
@@ -154,7 +156,7 @@ class _Examiner:
         except BrokenProcessPool:
             self.__exit__()
             self.__enter__()
-            return Finding(name, family, skipped=f"the process died; it may use {self.memory / 2**30:.0f} GiB")
+            return Finding(name, family, skipped=f"the process died; it may use {self.memory / 2**30:g} GiB")
 
 
 def _bound(memory: int) -> None:
@@ -192,7 +194,7 @@ def page(findings: Sequence[Finding], limit: int) -> str:
         f" in {len(whole)} every such layer does.",
         f"- {len(without)} have none: no attention, or only over channels, a class token, pooled keys and the like.",
         "",
-        "Layers in brackets: how many modules of how many models.",
+        "Numbers of models in brackets.",
         "",
         "| family | models | take a prior | classes | left alone, and why |",
         "|---|---|---|---|---|",

@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from vicinal.attachment.coverage import Finding, look_at, page, read_notes
+from vicinal.cli.main import main
+
+
+def test_lists_families_and_names(capsys):
+    assert main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert "\nswin_transformer_v2 " in out
+    assert "vicinal models 'swin*' lists names" in out
+    assert main(["models", "deit_tiny*"]) == 0
+    assert capsys.readouterr().out.split() == ["deit_tiny_distilled_patch16_224", "deit_tiny_patch16_224"]
+
+
+def test_an_unknown_pattern_is_an_error(capsys, tmp_path):
+    assert main(["models", "vitt"]) == 2
+    assert capsys.readouterr().err == "vicinal: no timm model is named 'vitt'; try a pattern such as '*vitt*'\n"
+    out, notes = tmp_path / "page.md", tmp_path / "notes.jsonl"
+    assert main(["models", "vitt", "--coverage", "--out", str(out), "--notes", str(notes)]) == 2
+    assert "no timm model is named 'vitt'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_one_model_is_looked_at():
+    finding = look_at("test_vit3", "vision_transformer", limit=10**7)
+    assert finding.served == {"Attention, 10 x 10 + 1 prefix": 9}
+    assert finding.left == {"AttentionPoolLatent: 1 queries see 101 keys, which have no common grid": 1}
+    assert finding.image == (160, 160)
+    assert not finding.missed
+    large = look_at("test_vit", "vision_transformer", limit=1000)
+    assert large.skipped == "more than 0 M parameters"
+    assert large.served == {}
+
+
+def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
+    out, notes = tmp_path / "docs" / "page.md", tmp_path / "runs" / "notes.jsonl"
+    words = ["models", "test_vit*", "--coverage", "--out", str(out), "--notes", str(notes), "--limit", "0.4"]
+    notes.parent.mkdir()
+    known = {"model": "test_vit2", "family": "f", "parameters": 1, "image": [8, 8], "left": {"A: over channels": 2}}
+    notes.write_text(json.dumps(known) + '\n{"model": "test_vit", "fam')  # the second line was cut off
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"1 of 4 models take a prior; wrote {out}\n"
+    found = {finding.model: finding for finding in read_notes(notes)}
+    assert found["test_vit"].served == {"Attention, 10 x 10 + 1 prefix": 6}
+    assert found["test_vit2"].left == {"A: over channels": 2}  # not looked at again
+    assert "M parameters" in found["test_vit3"].skipped
+    text = out.read_text()
+    assert "| vision_transformer | 1 | 1 | Attention (1) |  |" in text
+    assert "| f | 1 | 0 |  | A: over channels (1) |" in text
+
+    monkeypatch.setattr("vicinal.attachment.coverage._Examiner.look_at", None)  # nothing is left to look at
+    assert main(words) == 0
+    assert out.read_text() == text
+
+
+def test_a_model_that_needs_too_much_memory_is_noted(tmp_path, capsys):
+    out, notes = tmp_path / "page.md", tmp_path / "notes.jsonl"
+    assert main(["models", "test_vit", "--coverage", "--out", str(out), "--notes", str(notes), "--memory", "0.02"]) == 0
+    assert capsys.readouterr().out.startswith("0 of 1 models take a prior")
+    (finding,) = read_notes(notes)
+    assert finding.skipped == "the process died; it may use 0.02 GiB"
+    assert f"| test_vit | {finding.skipped} |" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("reason", "missed"),
+    [
+        ("A: 1 queries see 17 keys, which have no common grid", False),
+        ("A: it attends over channels, which have no places", False),
+        ("A: its tokens are not those of the image, row by row", True),
+    ],
+)
+def test_the_page_tells_attention_over_a_grid_that_was_missed(reason, missed):
+    finding = Finding("name", "family", 5, (8, 8), {}, False, {reason: 3})
+    assert finding.missed == missed
+    assert ("## Attention over a grid that takes none" in page([finding], 10**6)) == missed
