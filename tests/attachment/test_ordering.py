@@ -57,7 +57,7 @@ ORDERS = {
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_other_orders_are_refused(name):
-    with pytest.raises(VicinalError, match="nothing to attach to. blocks.0: its tokens"):
+    with pytest.raises(VicinalError, match=r"nothing to attach to. blocks.0: its tokens"):
         vicinal.attach(Model(ORDERS[name].flatten()), "gmm", img_size=4 * SIDE)
 
 

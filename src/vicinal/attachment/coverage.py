@@ -31,6 +31,7 @@ import timm  # noqa: E402
 __all__ = ["Finding", "look_at", "page", "survey"]
 
 RENEWED = 40  # models examined by one process
+NO_MEMORY = "it needs more memory than the survey may use"
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,8 @@ class Finding:
 
 
 def _has_no_grid(reason: str) -> bool:
-    return any(
-        text in reason for text in ("no common grid", "no softmax of a product", "single patch", "over channels")
-    )
+    known = ("no common grid", "no softmax of a product", "single patch", "over channels")
+    return any(text in reason for text in known)
 
 
 def families() -> dict[str, str]:
@@ -108,7 +108,9 @@ def survey(pattern: str, notes: Path, *, limit: int, memory: int) -> Iterator[Fi
     done = {finding.model: finding for finding in read_notes(notes)}
     yield len(names)
     notes.parent.mkdir(parents=True, exist_ok=True)
+    cut_off = notes.exists() and not notes.read_bytes().endswith(b"\n")
     with _Examiner(memory) as examiner, notes.open("a") as file:
+        file.write("\n" if cut_off else "")
         for name in names:
             if name not in done:
                 finding = examiner.look_at(name, known[name], limit)
@@ -156,7 +158,7 @@ class _Examiner:
         except BrokenProcessPool:
             self.__exit__()
             self.__enter__()
-            return Finding(name, family, skipped=f"the process died; it may use {self.memory / 2**30:g} GiB")
+            return Finding(name, family, skipped=NO_MEMORY)
 
 
 def _bound(memory: int) -> None:
@@ -168,6 +170,8 @@ def _look_at(name: str, family: str, limit: int) -> Finding:
     try:
         return look_at(name, family, limit)
     except (VicinalError, RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return Finding(name, family, skipped=NO_MEMORY)
         return Finding(name, family, skipped=f"{type(error).__name__}: {error}".split("\n")[0][:200])
     finally:
         gc.collect()
