@@ -23,6 +23,7 @@ check: .venv/.dev
 
 bench: .venv/.user
 	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/attach.py
 
 clean:
 	rm -rf .venv runs

@@ -67,8 +67,9 @@ def test_other_import_errors_of_torchvision_pass_through(monkeypatch):
 def test_readme_python_examples_run():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
     assert blocks
+    names: dict[str, object] = {}  # later blocks build on earlier ones
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, "README.md", "exec"), names)
 
 
 def test_readme_map_names_files_that_exist():
