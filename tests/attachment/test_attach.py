@@ -225,6 +225,15 @@ def test_windows_with_heads_in_front_are_served():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("make", [vit, swin])
+def test_models_of_other_precision_are_served(make, dtype):
+    model = make().to(dtype).eval()
+    before = model(images(model).to(dtype))
+    vicinal.attach(model, "gmm:init=spread")
+    assert before.dtype == model(images(model).to(dtype)).dtype == dtype
+
+
 def test_a_last_layer_at_zero_hides_nothing():
     model = Levit(img_size=128, embed_dim=(16,), key_dim=4, depth=(2,), num_heads=(2,), num_classes=5)
     before = copy.deepcopy(model.state_dict())
