@@ -69,6 +69,7 @@ FAMILIES = [
         },
         0,
     ),
+    ("mobilenetv4_hybrid_medium", None, {"MultiQueryAttention2d, 8 x 8": 4}, 4),
     (
         "mobilevit_xxs",
         None,

@@ -128,6 +128,8 @@ def attend_fused_call(
         q, k, v = (heads_third(x, prior.heads, heads_axis) for x in (query, key, value))
         mask = None if attn_mask is None else heads_third(attn_mask, prior.heads, heads_axis)
         return attend(q, k, v, prior=prior, mask=mask, dropout=dropout_p, scale=scale).flatten(0, 1)
+    if key.shape[1] == 1 < query.shape[1]:  # one key and value for all heads
+        key, value = (x.expand(-1, query.shape[1], *x.shape[2:]) for x in (key, value))
     if query.dim() == 4:
         return attend(query, key, value, prior=prior, mask=attn_mask, dropout=dropout_p, scale=scale)
     # Windows have an axis of their own: fold it into the batch.
