@@ -40,7 +40,8 @@ def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monke
     words = ["models", "test_vit*", "--coverage", "--out", str(out), "--notes", str(notes), "--limit", "0.4"]
     notes.parent.mkdir()
     known = {"model": "test_vit2", "family": "f", "parameters": 1, "image": [8, 8], "left": {"A: over channels": 2}}
-    notes.write_text(json.dumps(known) + '\n{"model": "test_vit", "fam')  # the second line was cut off
+    outdated = known | {"model": "test_vit", "timm": "0.9.0"}
+    notes.write_text(f'{json.dumps(known)}\n{json.dumps(outdated)}\n{{"model": "test_vit", "fam')  # was cut off here
     assert main(words) == 0
     assert capsys.readouterr().out == f"1 of 4 models take a prior; wrote {out}\n"
     found = {finding.model: finding for finding in read_notes(notes)}

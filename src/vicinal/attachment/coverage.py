@@ -51,6 +51,7 @@ class Finding:
     """Modules left alone, by class and reason."""
     skipped: str = ""
     """Why the model was not examined."""
+    timm: str = timm.__version__
 
     @property
     def missed(self) -> bool:
@@ -105,7 +106,7 @@ def survey(pattern: str, notes: Path, *, limit: int, memory: int) -> Iterator[Fi
     names = sorted(name for name in known if fnmatch.fnmatch(name, pattern))
     if not names:
         raise VicinalError(f"no timm model is named {pattern!r}; 'vicinal models' lists families")
-    done = {finding.model: finding for finding in read_notes(notes)}
+    done = {finding.model: finding for finding in read_notes(notes) if finding.timm == timm.__version__}
     yield len(names)
     notes.parent.mkdir(parents=True, exist_ok=True)
     cut_off = notes.exists() and not notes.read_bytes().endswith(b"\n")

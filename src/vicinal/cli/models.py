@@ -17,7 +17,7 @@ def models(
     pattern: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     coverage: bool = False,
-    out: Path = Path("docs/coverage.md"),
+    out: Path | None = None,
     notes: Path = Path("runs/coverage.jsonl"),
     limit: float = 100.0,
     memory: float = 12.0,
@@ -27,12 +27,13 @@ def models(
     Args:
         pattern: of timm names, such as 'deit*'. Without one, timm's families.
         coverage: make each of these models, see which of its attention takes a prior, and write a page.
-        out: where that page goes.
-        notes: what was found, model by model; models found there are not made again.
+        out: where that page goes; docs/coverage.md for all models, runs/coverage.md for those of a pattern.
+        notes: what was found, model by model; models found there are not made again, unless timm has changed.
         limit: skip models of more than that many million parameters.
         memory: GiB that making and examining a model may use.
     """
     if coverage:
+        out = out or Path("runs/coverage.md" if pattern else "docs/coverage.md")
         print(cover(pattern or "*", out, notes, round(limit * 1e6), round(memory * 2**30)))
     else:
         print(names(pattern) if pattern else families())
