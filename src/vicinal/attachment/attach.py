@@ -79,7 +79,7 @@ def attach(
     blocks.0.attn  Attention  3      4 x 4 + 1 prefix  30          no
     blocks.1.attn  Attention  3      4 x 4 + 1 prefix  30          no
 
-    The model runs twice or so on noise, to find its attention and to check each module. Its weights keep their names,
+    The model runs a few times on noise, to find its attention and to check each module. Its weights keep their names,
     and `detach` gives it back as it was.
 
     Args:
