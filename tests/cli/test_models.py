@@ -30,6 +30,8 @@ def test_one_model_is_looked_at():
     assert finding.left == {"AttentionPoolLatent: 1 queries see 101 keys, which have no common grid": 1}
     assert finding.image == (160, 160)
     assert not finding.missed
+    without = look_at("test_resnet", "resnet", limit=10**7)
+    assert (without.served, without.left, without.image) == ({}, {}, (160, 160))
     large = look_at("test_vit", "vision_transformer", limit=1000)
     assert large.skipped == "more than 0 M parameters"
     assert large.served == {}

@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.examining import examine
+from vicinal.attachment.finding import calls_of
 from vicinal.attachment.running import quietly, runner_for
 from vicinal.errors import VicinalError
 
@@ -78,10 +80,12 @@ def look_at(name: str, family: str, limit: int) -> Finding:
         limit: parameters that a model may have.
     """
     with torch.device("meta"):
-        empty = timm.create_model(name)
+        empty = timm.create_model(name).eval()
     count = sum(parameter.numel() for parameter in empty.parameters())
     if count > limit:
         return Finding(name, family, count, skipped=f"more than {limit / 1e6:.0f} M parameters")
+    if not _attends(empty):
+        return Finding(name, family, count, runner_for(empty).image)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         run = runner_for(timm.create_model(name))
@@ -91,6 +95,15 @@ def look_at(name: str, family: str, limit: int) -> Finding:
     left = Counter(f"{type(site.module).__name__}: {site.reason}" for site in found.left_alone)
     windows = any(site.windows > 1 for site in found.sites)
     return Finding(name, family, count, run.image, dict(served), windows, dict(left))
+
+
+def _attends(empty: nn.Module) -> bool:
+    """Whether a model computes any softmax of the kind; on the meta device, where running costs little."""
+    run = runner_for(empty)
+    try:
+        return bool(calls_of(empty, lambda: run(run.noise(1))))
+    except VicinalError:  # some models do not run there
+        return True
 
 
 def survey(pattern: str, notes: Path, *, limit: int, memory: int) -> Iterator[Finding | int]:
