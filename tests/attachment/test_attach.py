@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from timm.layers import AttentionPool2d
 from timm.layers.attention import Attention
 from timm.models.hiera import Hiera
 from timm.models.levit import Levit
@@ -223,6 +224,19 @@ def test_windows_with_heads_in_front_are_served():
     assert {layer.grid for layer in table.layers} == {Grid(8, 8)}
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_pooling_by_attention_is_left_alone():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches, self.pool = nn.Conv2d(3, 24, 8, 8), AttentionPool2d(24, feat_size=4, num_heads=4)
+
+        def forward(self, x):
+            return self.pool(self.patches(x))
+
+    with pytest.raises(VicinalError, match="pool: its output does not depend on what patches see of each other"):
+        vicinal.attach(Pooled(), "gmm", img_size=32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -62,7 +62,7 @@ class Finding:
 
 
 def _has_no_grid(reason: str) -> bool:
-    known = ("no common grid", "no softmax of a product", "single patch", "over channels")
+    known = ("no common grid", "no softmax of a product", "single patch", "over channels", "does not depend")
     return any(text in reason for text in known)
 
 
