@@ -13,6 +13,7 @@ from torch import nn
 import vicinal
 from by_hand import attention_io, logits_by_hand, project
 from small_models import beit, cait, images, swin, swin_v2, vit
+from test_ordering import PLACES, Model
 from vicinal import Grid, VicinalError
 from vicinal.attachment import swapping
 from vicinal.attachment.swapping import Attached
@@ -224,6 +225,16 @@ def test_windows_with_heads_in_front_are_served():
     assert {layer.grid for layer in table.layers} == {Grid(8, 8)}
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_large_images_are_examined_one_by_one():
+    model = vit(img_size=640, patch_size=160)
+    largest = []
+    model.register_forward_pre_hook(lambda _, args: largest.append(len(args[0])))
+    assert [layer.grid for layer in vicinal.attach(model, "gmm").layers] == [Grid(4, 4, 1)] * 3
+    assert max(largest) == 1
+    with pytest.raises(VicinalError, match="its tokens"):
+        vicinal.attach(Model(PLACES.T.flatten(), stem=nn.Conv2d(3, 16, 80, 80)), "gmm", img_size=640)
 
 
 def test_pooling_by_attention_is_left_alone():

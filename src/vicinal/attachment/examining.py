@@ -1,8 +1,10 @@
 """What in a model can take a prior: find its attention, place it on grids, check every module."""
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.checking import check_module
@@ -31,12 +33,24 @@ class Examination:
 
 def examine(run: Runner) -> Examination:
     """Run a model on noise, and say where its attention is and what of it a prior would reach as it should."""
-    places = place(run.model, calls_of(run.model, lambda: run(run.noise(2))), 2, run.image)
+    batch = 1 if _large(run) else 2
+    places = place(run.model, calls_of(run.model, lambda: run(run.noise(batch))), batch, run.image)
     sites = [site for site in places if isinstance(site, Site)]
     refused = _refused(sites, run)
     left = [site for site in places if isinstance(site, LeftAlone)]
     left += [LeftAlone(site.name, site.module, refused[site.name]) for site in sites if site.name in refused]
     return Examination([site for site in sites if site.name not in refused], left)
+
+
+def _large(run: Runner) -> bool:
+    """Whether images are so large that attention over a few of them at once might not fit into memory."""
+    return run.image[0] * run.image[1] > 512**2
+
+
+def _joined(calls: Sequence[Call]) -> Call:
+    """The calls of several runs as one of them all."""
+    queries = [call.queries for call in calls if call.queries is not None]
+    return replace(calls[0], queries=torch.cat(queries) if queries else None)
 
 
 def _refused(sites: Sequence[Site], run: Runner) -> dict[str, str]:
@@ -52,7 +66,10 @@ def _refused(sites: Sequence[Site], run: Runner) -> dict[str, str]:
         images = run.noise(1, seed).repeat(len(patterns) + 1, 1, 1, 1)
         amount = nn.functional.interpolate(patterns[:, None], run.image).to(images)
         images[1:] += 0.5 * amount * run.noise(1, seed + 1000)
-        return calls_of(run.model, lambda: run(images))
+        if not _large(run):
+            return calls_of(run.model, lambda: run(images))
+        one_by_one = zip(*(calls_of(run.model, functools.partial(run, x)) for x in images.split(1)), strict=True)
+        return [_joined(calls) for calls in one_by_one]
 
     # Modules of one class and shape hold their tokens alike; the first of them has mixed the image least.
     first: dict[tuple[type[nn.Module], tuple[int, ...]], Site] = {}

@@ -107,7 +107,7 @@ def _all_fit(changes: Tensor, expected: Tensor, last: bool) -> bool | None:
 def _correlate(laid: Tensor, patterns: Tensor) -> Tensor:
     """Sum of their products over images and cells, for every shift of the patterns: `(rows, columns)`."""
     laid = laid[:, : patterns.shape[1], : patterns.shape[2]]
-    product = torch.fft.rfft2(laid - laid.mean((1, 2), keepdim=True)) * torch.fft.rfft2(patterns).conj()
+    product = torch.fft.rfft2(laid) * torch.fft.rfft2(patterns).conj()
     moments: Tensor = torch.fft.irfft2(product, s=patterns.shape[1:])
     return moments.sum(0)
 
@@ -167,13 +167,17 @@ def _patterns(cells: tuple[int, int], seed: int) -> Tensor:
 
 
 def _changes(call: Call, site: Site, patterns: int) -> Tensor:
-    """How much each patch of each window changes, image by image, against its mean: `(patterns, windows, patches)`."""
+    """How much each patch of each window changes, image by image: `(patterns, windows, patches)`.
+
+    Relative to its own mean over images, and to that of all patches in its image: what all share tells nothing.
+    """
     assert call.queries is not None
     queries = heads_third(call.queries, site.heads, site.heads_axis).float()
     queries = queries.reshape(patterns + 1, site.windows, -1, site.grid.tokens, queries.shape[-1])
     change = (queries[1:] - queries[:1]).square().sum((2, 4))[:, :, site.grid.prefix :].cpu()
     mean = change.mean(0)
-    return (change / mean.clamp(min=1e-9 * float(mean.max()) + 1e-30) - 1).nan_to_num()
+    change = (change / mean.clamp(min=1e-9 * float(mean.max()) + 1e-30) - 1).nan_to_num()
+    return change - change.mean((1, 2), keepdim=True)
 
 
 def _map_of(changes: Tensor, grid: Grid, size: tuple[int, int], layout: str) -> Tensor:
