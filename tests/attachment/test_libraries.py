@@ -259,6 +259,13 @@ class TestMultiheadAttention:
         swap(model.attention, vicinal.Prior(2, Grid(4, 4)), -3, True)
         torch.testing.assert_close(model(PIXELS), before, atol=1e-6, rtol=1e-5)
 
+    @pytest.mark.parametrize("need_weights", [True, False])
+    def test_another_image_size_is_an_error_that_says_so(self, need_weights):
+        model = self.Model({"need_weights": need_weights})
+        vicinal.attach(model, "gmm", img_size=32)
+        with pytest.raises(VicinalError, match=r"attached for 16 tokens \(4 x 4\), given 64"):
+            model(torch.randn(2, 3, 64, 64))
+
     def test_an_encoder_layer_does_not_pass_the_prior_by(self):
         class Encoder(nn.Module):
             def __init__(self):

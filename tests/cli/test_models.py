@@ -57,6 +57,9 @@ def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monke
     monkeypatch.setattr("vicinal.attachment.coverage._Examiner.look_at", None)  # nothing is left to look at
     assert main(words) == 0
     assert out.read_text() == text
+    monkeypatch.undo()
+    assert main([*words[:-1], "1"]) == 0  # what was too large is looked at again when more is allowed
+    assert {x.model: x for x in read_notes(notes)}["test_vit3"].served == {"Attention, 10 x 10 + 1 prefix": 9}
 
 
 def test_a_model_that_needs_too_much_memory_is_noted(tmp_path, capsys):

@@ -111,7 +111,7 @@ def survey(pattern: str, notes: Path, *, limit: int, memory: int) -> Iterator[Fi
 
     Args:
         pattern: of names, such as `swin*`.
-        notes: file of findings, one a line; models found there are not looked at again.
+        notes: file of findings, one a line; models examined there are not looked at again.
         limit: parameters that a model may have.
         memory: bytes that the examining process may use.
     """
@@ -119,7 +119,11 @@ def survey(pattern: str, notes: Path, *, limit: int, memory: int) -> Iterator[Fi
     names = sorted(name for name in known if fnmatch.fnmatch(name, pattern))
     if not names:
         raise VicinalError(f"no timm model is named {pattern!r}; 'vicinal models' lists families")
-    done = {finding.model: finding for finding in read_notes(notes) if finding.timm == timm.__version__}
+    done = {
+        finding.model: finding
+        for finding in read_notes(notes)
+        if finding.timm == timm.__version__ and (not finding.skipped or finding.parameters > limit)
+    }
     yield len(names)
     notes.parent.mkdir(parents=True, exist_ok=True)
     cut_off = notes.exists() and not notes.read_bytes().endswith(b"\n")

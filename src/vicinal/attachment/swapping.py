@@ -67,7 +67,10 @@ class Intercept(TorchFunctionMode):
             return attend_fused_call(self.prior, self.heads_axis, *args, **kwargs)
         if func is F.multi_head_attention_forward:
             self.reached = True
-            return multi_head(*args, **kwargs).run(attend, self.prior)
+            parts = multi_head(*args, **kwargs)
+            if parts.q.shape[2] != self.prior.grid.tokens:
+                raise token_mismatch(self.prior, parts.q.shape[2])
+            return parts.run(attend, self.prior)
         if self.multiplied and not self.added and func in SOFTMAXES:
             self.added = self.reached = True
             bias = self.prior()[1]
