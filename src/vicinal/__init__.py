@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from vicinal.attention import attend as attend
     from vicinal.errors import VicinalError as VicinalError
     from vicinal.grid import Grid as Grid
+    from vicinal.models import create_model as create_model
+    from vicinal.models import load as load
+    from vicinal.models import push_to_hub as push_to_hub
+    from vicinal.models import resize as resize
+    from vicinal.models import save as save
     from vicinal.priors import Prior as Prior
     from vicinal.priors import build_prior as build_prior
     from vicinal.priors import list_priors as list_priors
@@ -28,10 +33,15 @@ _HOME = {
     "attach": "vicinal.attachment",
     "attend": "vicinal.attention",
     "build_prior": "vicinal.priors",
+    "create_model": "vicinal.models",
     "detach": "vicinal.attachment",
     "ensure_torchvision": "vicinal._torchvision",
     "list_priors": "vicinal.priors",
+    "load": "vicinal.models",
+    "push_to_hub": "vicinal.models",
     "register_prior": "vicinal.priors",
+    "resize": "vicinal.models",
+    "save": "vicinal.models",
     "tap": "vicinal.attachment",
 }
 

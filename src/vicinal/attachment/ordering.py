@@ -18,7 +18,7 @@ from vicinal.attachment.finding import Call, heads_third
 from vicinal.attachment.placing import Site
 from vicinal.grid import Grid
 
-__all__ = ["check_order"]
+__all__ = ["check_order", "enlarged"]
 
 PATTERNS = 4  # images disturbed in one run; every cell in half of them
 RUNS = 16  # at most; one is enough for most models
@@ -166,6 +166,17 @@ def _patterns(cells: tuple[int, int], seed: int) -> Tensor:
     return (chance.argsort(0).argsort(0) < PATTERNS // 2).float()
 
 
+def enlarged(patterns: Tensor, image: tuple[int, int]) -> Tensor:
+    """Patterns `(images, rows, columns)` over the pixels of an image; the last cells may stick out of it."""
+    for axis, pixels in enumerate(image, start=1):
+        cells = patterns.shape[axis]
+        side = -(-pixels // cells)
+        whole = -(-pixels // side) == cells
+        index = torch.arange(pixels) // side if whole else torch.arange(pixels) * cells // pixels
+        patterns = patterns.index_select(axis, index)
+    return patterns
+
+
 def _changes(call: Call, site: Site, patterns: int) -> Tensor:
     """How much each patch of each window changes, image by image: `(patterns, windows, patches)`.
 
@@ -215,6 +226,13 @@ def _tiled(site: Site, image: tuple[int, int]) -> tuple[tuple[int, int], tuple[i
         ]
         if cells[0] and cells[1] and cells[0] * image[1] == cells[1] * image[0]:
             return size, (cells[0], cells[1])
+    # Cells that stick out of the image: a map of an odd number of them was padded before it was halved.
+    for tiles in _rectangles(site.windows):
+        size = tiles[0] * site.grid.height, tiles[1] * site.grid.width
+        for pixels in (2**power for power in range(1, 8)):
+            high, wide = -(-image[0] // pixels), -(-image[1] // pixels)
+            if 0 <= size[0] - high < site.grid.height and 0 <= size[1] - wide < site.grid.width:
+                return size, (high, wide)
     # No whole number of pixels a cell: such a map comes from convolutions that round.
     for tiles in _rectangles(site.windows):
         size = tiles[0] * site.grid.height, tiles[1] * site.grid.width

@@ -3,7 +3,8 @@
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -49,6 +50,10 @@ class Prior(nn.Module):
 
     per_offset: bool = True
     """Whether `scale` and `bias` are tables over offsets, or free per pair of patches."""
+    spec: str = ""
+    """What `build_prior` made it from."""
+    spec_options: Mapping[str, Any] = MappingProxyType({})
+    """The options given to `build_prior` next to the spec."""
 
     def __init__(self, heads: int, grid: Grid, layer: int = 0, depth: int = 1) -> None:
         super().__init__()

@@ -133,7 +133,9 @@ def build_prior(spec: str, *, heads: int, grid: Grid, layer: int = 0, depth: int
             raise VicinalError(f"option {twice[0]!r} of {name!r} is given in the spec and as an argument; give it once")
         chosen = _convert_options(name, {**written, **options})
         built.append(get_prior(name)(heads, grid, layer, depth, **chosen))
-    return built[0] if len(built) == 1 else Composition(built)
+    prior = built[0] if len(built) == 1 else Composition(built)
+    prior.spec, prior.spec_options = spec, options
+    return prior
 
 
 _NAME = r"[A-Za-z][\w-]*"

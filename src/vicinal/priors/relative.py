@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior, flat_parameter, widen
 
-__all__ = ["RelativeTable"]
+__all__ = ["RelativeTable", "stretch_table"]
 
 
 class RelativeTable(Prior):
@@ -45,14 +45,18 @@ class RelativeTable(Prior):
         return widen(self.flat_bias).view(-1, *self.grid.table_shape)
 
     def _carry(self, before: Grid, rescale: bool) -> None:
-        table = self.flat_bias.view(1, -1, *before.table_shape)
-        # Both tables have offset (0, 0) in their centre, and aligned corners keep it there.
-        stretched = F.interpolate(table, size=self.grid.table_shape, mode="bilinear", align_corners=True)
+        stretched = stretch_table(self.flat_bias.view(-1, *before.table_shape), self.grid)
         self.flat_bias = flat_parameter(stretched, self.flat_bias.requires_grad)
 
     def extra_repr(self) -> str:
         """Heads, grid and sharing."""
         return f"{super().extra_repr()}, share_heads={self.share_heads}"
+
+
+def stretch_table(table: Tensor, grid: Grid) -> Tensor:
+    """A table over the offsets of one grid, `(heads, 2h-1, 2w-1)`, stretched to those of another."""
+    # Both tables have offset (0, 0) in their centre, and aligned corners keep it there.
+    return F.interpolate(table[None], size=grid.table_shape, mode="bilinear", align_corners=True)[0]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,13 @@
+"""The paper's backbones, registered with timm; models by name, with a prior; saving and loading."""
+
+from vicinal._torchvision import ensure_torchvision
+
+ensure_torchvision()  # before any of these imports timm
+
+from vicinal.models.backbones import BACKBONES  # noqa: E402
+from vicinal.models.creating import create_model  # noqa: E402
+from vicinal.models.loading import load  # noqa: E402
+from vicinal.models.resizing import resize  # noqa: E402
+from vicinal.models.saving import push_to_hub, save  # noqa: E402
+
+__all__ = ["BACKBONES", "create_model", "load", "push_to_hub", "resize", "save"]

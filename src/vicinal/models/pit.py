@@ -1,0 +1,216 @@
+"""PiT for small images: a ViT whose grid of patches is halved twice."""
+
+import itertools
+from typing import Any
+
+import torch
+from timm.layers import PatchEmbed, resample_abs_pos_embed
+from timm.models import checkpoint_seq
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from vicinal.models.starting import set_drop_path, xavier
+
+__all__ = ["Pit"]
+
+Feature = tuple[Tensor, tuple[int, int]]
+
+
+class Halve(nn.Module):
+    """Half the height and width, more channels: depthwise 3 x 3 with stride 2, then pointwise; a linear layer for the
+    class token."""
+
+    def __init__(self, dim: int, out_dim: int, prefix: int, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        here = {"device": device, "dtype": dtype}
+        self.depthwise = nn.Conv2d(dim, out_dim, kernel_size=3, stride=2, padding=1, groups=dim, **here)
+        self.pointwise = nn.Conv2d(out_dim, out_dim, kernel_size=1, **here)
+        self.token = nn.Linear(dim, out_dim, **here) if prefix else None
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Feature:
+        """Tokens `(batch, prefix + patches, dim)` of a grid, to those of half the grid."""
+        prefix = x.shape[1] - grid[0] * grid[1]
+        image = x[:, prefix:].transpose(1, 2).unflatten(2, grid)
+        image = self.pointwise(self.depthwise(image))
+        patches = image.flatten(2).transpose(1, 2)
+        if self.token is not None:
+            patches = torch.cat([self.token(x[:, :prefix]), patches], dim=1)
+        return patches, (image.shape[2], image.shape[3])
+
+
+class Pit(nn.Module):
+    """A pooling transformer (Heo et al., https://arxiv.org/abs/2103.16302), with timm's blocks and interface.
+
+    As in the reference: patches do not overlap, the class token has a position too, pooling has a pointwise convolution
+    behind the depthwise one, no bias in qkv, norm epsilon 1e-5, one drop path rate for all blocks, Xavier normal
+    weights, class token and positions from N(0, 1). `global_pool="token"` reads the class token, as the reference does.
+
+    Different: `"avg"` is a choice too, without a class token, as in `Vit`; and the grid may be a rectangle.
+    """
+
+    def __init__(
+        self,
+        *,
+        img_size: int | tuple[int, int] = 32,
+        patch_size: int = 2,
+        in_chans: int = 3,
+        num_classes: int = 10,
+        global_pool: str = "token",
+        embed_dim: tuple[int, ...] = (96, 192, 384),
+        depths: tuple[int, ...] = (2, 6, 4),
+        num_heads: tuple[int, ...] = (2, 4, 8),
+        mlp_ratio: float = 2,
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        here = {"device": device, "dtype": dtype}
+        self.num_classes, self.global_pool, self.in_chans = num_classes, global_pool, in_chans
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dim[-1]
+        self.num_prefix_tokens = 1 if global_pool == "token" else 0
+        self.grad_checkpointing = False
+
+        self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim[0], **here)
+        tokens = self.num_prefix_tokens + self.patch_embed.num_patches
+        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim[0], **here)) if self.num_prefix_tokens else None
+        self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim[0], **here))
+        self.pos_drop = nn.Dropout(pos_drop_rate)
+        self.stages = nn.ModuleList(
+            nn.Sequential(
+                *[
+                    Block(
+                        dim,
+                        heads,
+                        mlp_ratio,
+                        proj_drop=proj_drop_rate,
+                        attn_drop=attn_drop_rate,
+                        norm_layer=nn.LayerNorm,
+                        **here,
+                    )
+                    for _ in range(depth)
+                ]
+            )
+            for dim, depth, heads in zip(embed_dim, depths, num_heads, strict=True)
+        )
+        self.pools = nn.ModuleList(
+            Halve(dim, out_dim, self.num_prefix_tokens, **here) for dim, out_dim in itertools.pairwise(embed_dim)
+        )
+        self.feature_info = [
+            {"num_chs": dim, "reduction": patch_size * 2**index, "module": f"stages.{index}"}
+            for index, dim in enumerate(embed_dim)
+        ]
+        self.norm: nn.Module = nn.LayerNorm(self.embed_dim, **here)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(self.embed_dim, num_classes, **here) if num_classes else nn.Identity()
+        for stage in self.stages:
+            set_drop_path(stage.children(), drop_path_rate)
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Start all weights as the reference does."""
+        self.apply(xavier)
+        nn.init.normal_(self.pos_embed)
+        if self.cls_token is not None:
+            nn.init.normal_(self.cls_token)
+
+    def no_weight_decay(self) -> set[str]:
+        """Positions and the class token, as in timm's models."""
+        return {"pos_embed", "cls_token"}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which parameters belong to one layer, for learning rates that decay with depth."""
+        blocks = r"^(?:stages|pools)\.(\d+)" if coarse else [(r"^stages\.(\d+)\.(\d+)", None), (r"^pools\.(\d+)", (0,))]
+        return {"stem": r"^cls_token|pos_embed|patch_embed", "blocks": blocks}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute activations in the backward pass instead of keeping them."""
+        self.grad_checkpointing = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The last layer."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new last layer; pooling may change to none at all."""
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
+        here: dict[str, Any] = {"device": self.pos_embed.device, "dtype": self.pos_embed.dtype}
+        self.head = nn.Linear(self.embed_dim, num_classes, **here) if num_classes else nn.Identity()
+
+    def set_input_size(self, img_size: tuple[int, int]) -> None:
+        """Go on with images of another size: positions are interpolated."""
+        before = self.patch_embed.grid_size
+        self.patch_embed.set_input_size(img_size=img_size)
+        resampled = resample_abs_pos_embed(
+            self.pos_embed.detach(), self.patch_embed.grid_size, before, num_prefix_tokens=self.num_prefix_tokens
+        )
+        self.pos_embed = nn.Parameter(resampled)
+
+    def _embed(self, x: Tensor) -> Feature:
+        x = self.patch_embed(x)
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+        return self.pos_drop(x + self.pos_embed), self.patch_embed.grid_size
+
+    def _stage(self, index: int, x: Tensor, grid: tuple[int, int]) -> Feature:
+        if index:
+            x, grid = self.pools[index - 1](x, grid)
+        stage = self.stages[index]
+        return checkpoint_seq(stage, x) if self.grad_checkpointing else stage(x), grid
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """`(batch, channels, height, width)` to `(batch, tokens, dim)`, the last stage, before norm and pooling."""
+        x, grid = self._embed(x)
+        for index in range(len(self.stages)):
+            x, grid = self._stage(index, x, grid)
+        return x
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool, norm, classify."""
+        if self.global_pool:
+            x = x[:, 0] if self.global_pool == "token" else x.mean(dim=1)
+        x = self.head_drop(self.norm(x))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, channels, height, width)` to `(batch, classes)`."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """What the stages give, as images, next to the last tokens; arguments as in timm's models."""
+        assert output_fmt == "NCHW", "Output shape must be NCHW."
+        take, last = feature_take_indices(len(self.stages), indices)
+        x, grid = self._embed(x)
+        pictures = []
+        for index in range(last + 1 if stop_early else len(self.stages)):
+            x, grid = self._stage(index, x, grid)
+            if index in take:
+                tokens = self.norm(x) if norm and index == len(self.stages) - 1 else x
+                pictures.append(tokens[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid))
+        return pictures if intermediates_only else (x, pictures)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Keep only the stages that these features need."""
+        take, last = feature_take_indices(len(self.stages), indices)
+        self.stages, self.pools = self.stages[: last + 1], self.pools[:last]
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take  # type: ignore[no-any-return]

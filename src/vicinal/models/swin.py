@@ -1,0 +1,70 @@
+"""Swin for small images."""
+
+from typing import Any
+
+import torch
+from timm.layers import PatchEmbed, resample_abs_pos_embed_nhwc, trunc_normal_
+from timm.models.swin_transformer import SwinTransformer
+from torch import Tensor, nn
+
+__all__ = ["Swin"]
+
+
+class PatchEmbedWithPositions(PatchEmbed):
+    """Patches, their norm, and where they sit: what comes out is `(batch, height, width, dim)`."""
+
+    def __init__(self, *, embed_dim: int, device: Any = None, dtype: Any = None, **kwargs: Any) -> None:
+        super().__init__(embed_dim=embed_dim, device=device, dtype=dtype, **kwargs)
+        self.pos_embed = nn.Parameter(torch.zeros(1, *self.grid_size, embed_dim, device=device, dtype=dtype))
+        trunc_normal_(self.pos_embed, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, channels, height, width)` of an image to the same of its patches, channels last."""
+        patches: Tensor = super().forward(x)
+        return patches + self.pos_embed
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        """Go on with images of another size: positions are interpolated."""
+        super().set_input_size(img_size=img_size, patch_size=patch_size)
+        resampled = resample_abs_pos_embed_nhwc(self.pos_embed.detach(), self.grid_size)
+        self.pos_embed = nn.Parameter(resampled)
+
+
+class Swin(SwinTransformer):
+    """timm's Swin with the reference's numbers (Liu et al., https://arxiv.org/abs/2103.14030).
+
+    As in the reference: three stages, MLP ratio 2, windows of 4, an absolute position embedding next to the relative
+    tables, drop path that grows with depth, and torch's own starting weights. It pools by the mean; there is no class
+    token.
+
+    Different: any grid of patches works, since an odd one is padded before it is halved or cut into windows, where the
+    reference stops.
+    """
+
+    def __init__(self, *, window_size: int = 4, **kwargs: Any) -> None:
+        defaults = {"mlp_ratio": 2, "embed_layer": PatchEmbedWithPositions, "weight_init": "skip"}
+        super().__init__(window_size=window_size, **{**defaults, **kwargs})
+        self.window = (window_size, window_size)
+        self._set_stages()
+
+    def no_weight_decay(self) -> set[str]:
+        """Tables of positions, relative and absolute."""
+        names: set[str] = super().no_weight_decay()
+        return names | {"patch_embed.pos_embed"}
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None, **kwargs: Any) -> None:
+        """Go on with images of another size, in windows of the same size; positions are interpolated."""
+        self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
+        self.window = kwargs.get("window_size") or self.window
+        self._set_stages(kwargs.get("always_partition"))
+
+    def _set_stages(self, always_partition: bool | None = None) -> None:
+        """Tell each stage its grid; timm rounds down where its own padding rounds up."""
+        height, width = self.patch_embed.grid_size
+        for index, stage in enumerate(self.layers):
+            if index:
+                stage.input_resolution = height, width
+                height, width = (height + 1) // 2, (width + 1) // 2
+            stage.output_resolution = height, width
+            for block in stage.blocks:
+                block.set_input_size((height, width), self.window, always_partition)
