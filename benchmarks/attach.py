@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vicinal
-from measuring import interleaved, print_table, saved_bytes
+from measuring import interleaved, print_table
+from vicinal.analysis.memory import saved_bytes
 
 vicinal.ensure_torchvision()
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vicinal
-from measuring import interleaved, print_table, saved_bytes
+from measuring import interleaved, print_table
+from vicinal.analysis.memory import saved_bytes
 from vicinal.attention import attend
 
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -68,7 +68,12 @@ def _has_no_grid(reason: str) -> bool:
 
 def families() -> dict[str, str]:
     """timm's file of each model."""
-    return {name: module for module in timm.list_modules() for name in timm.list_models(module=module)}
+    return {
+        name: module
+        for module in timm.list_modules()
+        for name in timm.list_models(module=module)
+        if timm.model_entrypoint(name).__module__.startswith("timm.")  # others register theirs too
+    }
 
 
 def look_at(name: str, family: str, limit: int) -> Finding:

@@ -12,6 +12,7 @@ from vicinal.errors import VicinalError, unknown
 
 VERBS = {
     "priors": "list the spatial priors and their options, or draw them",
+    "cost": "parameters, multiplications and memory of models with and without priors",
     "models": "list models, or find out which of them take a prior",
 }
 

@@ -1,0 +1,1 @@
+"""What a model does and what it costs."""
