@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet -c constraints.txt
 
-.PHONY: install demo test check bench clean
+.PHONY: install demo test test-slow check bench clean
 
 install: .venv/.dev
 
@@ -14,6 +14,9 @@ demo: .venv/.user
 
 test: .venv/.dev
 	$(BIN)/pytest
+
+test-slow: .venv/.dev
+	$(BIN)/pytest -m slow
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -4,8 +4,11 @@ from typing import Any
 
 import torch
 from timm.layers import PatchEmbed, resample_abs_pos_embed_nhwc, trunc_normal_
-from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer import SwinTransformer, WindowAttention, get_relative_position_index
 from torch import Tensor, nn
+
+from vicinal.grid import Grid
+from vicinal.models.positions import stretch_flat_table
 
 __all__ = ["Swin"]
 
@@ -67,4 +70,18 @@ class Swin(SwinTransformer):
                 height, width = (height + 1) // 2, (width + 1) // 2
             stage.output_resolution = height, width
             for block in stage.blocks:
+                block.input_resolution = height, width
+                set_window(block.attn, block._calc_window_shift(self.window)[0])
                 block.set_input_size((height, width), self.window, always_partition)
+
+
+def set_window(attention: WindowAttention, window: tuple[int, int]) -> None:
+    """Let attention go on in windows of another size: its table of positions is stretched."""
+    if tuple(window) == tuple(attention.window_size):
+        return
+    table: Tensor = attention.relative_position_bias_table.detach()
+    stretched = stretch_flat_table(table, Grid(*attention.window_size), Grid(*window))
+    attention.window_size, attention.window_area = tuple(window), window[0] * window[1]
+    attention.relative_position_bias_table = nn.Parameter(stretched)
+    index = get_relative_position_index(*window, device=table.device)
+    attention.register_buffer("relative_position_index", index, persistent=False)

@@ -9,8 +9,8 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from vicinal.grid import Grid
+from vicinal.models.positions import stretch_flat_table
 from vicinal.models.starting import set_drop_path, xavier
-from vicinal.priors.relative import stretch_table
 
 __all__ = ["Vit", "VitRelPos"]
 
@@ -80,10 +80,10 @@ class VitRelPos(VisionTransformerRelPos):
             old = block.attn.rel_pos
             flat: Tensor = old.relative_position_bias_table.detach()
             offsets = before.table_shape[0] * before.table_shape[1]
-            table = stretch_table(flat[:offsets].t().reshape(-1, *before.table_shape), grid)
+            table = stretch_flat_table(flat[:offsets], before, grid)
             new = RelPosBias((grid.height, grid.width), flat.shape[1], old.prefix_tokens, flat.device, flat.dtype)
             # behind the offsets come the three cases in which the class token takes part
-            new.relative_position_bias_table = nn.Parameter(torch.cat([table.flatten(1).t(), flat[offsets:]]))
+            new.relative_position_bias_table = nn.Parameter(torch.cat([table, flat[offsets:]]))
             block.attn.rel_pos = new
 
 

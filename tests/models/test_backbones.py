@@ -1,0 +1,310 @@
+import math
+
+import pytest
+import timm
+import torch
+from timm.layers import DropPath
+from timm.optim import create_optimizer_v2
+from torch import nn
+
+import vicinal
+from vicinal.models import BACKBONES
+
+PAPER = {"vit": "vit", "swin": "swin", "cait": "cait-tiny", "pit": "pit", "t2t": "t2t"}
+UNUSED = {"t2t": 1408}  # parameters that the reference carries and never uses: a class token and a norm
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_parameters_are_those_of_the_reference(name, golden):
+    reference = golden["models_32px_10_classes"][PAPER[name]]
+    plain = vicinal.create_model(name, img_size=32, num_classes=10)
+    assert count(plain) == reference["plain"]["trainable_params_10_classes"] - UNUSED.get(name, 0)
+    masked = vicinal.create_model(name, prior="gmm:kernels=5", img_size=32, num_classes=10)
+    assert count(masked) - count(plain) == reference["gmm_params_k5"]
+
+
+def test_mean_pooled_vit_is_the_references_masked_vit(golden):
+    reference = golden["models_32px_10_classes"]["vit"]["gmm"]["trainable_params_10_classes"]
+    assert count(vicinal.create_model("vit", prior="gmm:kernels=5", global_pool="avg")) == reference
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "depth", "patch_32", "patch_64"),
+    [
+        ("vit-base", 256, 8, 2, 8),
+        ("vit-heat", 192, 8, 2, 4),
+        ("vit-d6", 252, 6, 4, 8),
+        ("vit-d15", 144, 15, 4, 8),
+        ("vit-d30", 72, 30, 4, 8),
+        ("vit-d30-108", 108, 30, 4, 8),
+        ("vit-d30-192", 192, 30, 4, 8),
+        ("vit-d60", 72, 60, 4, 8),
+        ("vit-mini", 96, 6, 4, 8),
+    ],
+)
+def test_further_vits_have_the_parameters_of_their_shape(name, dim, depth, patch_32, patch_64):
+    for pixels, patch in ((32, patch_32), (64, patch_64)):
+        block = 4 * dim + 3 * dim**2 + dim**2 + dim + 2 * dim * 2 * dim + 3 * dim  # norms, qkv, projection, MLP
+        patches = 3 * patch**2 * dim + dim + dim * ((pixels // patch) ** 2 + 2)  # embedding, positions, class token
+        assert count(vicinal.create_model(name, img_size=pixels)) == depth * block + patches + 2 * dim + 10 * dim + 10
+
+
+def test_the_wide_cait_differs_in_width_only():
+    narrow, wide = (vicinal.create_model(name) for name in ("cait", "cait-192"))
+    assert (narrow.embed_dim, wide.embed_dim) == (108, 192)
+    assert [type(module) for module in narrow.modules()] == [type(module) for module in wide.modules()]
+
+
+def test_old_and_timm_names_mean_the_same_model():
+    assert count(vicinal.create_model("cait-tiny")) == count(vicinal.create_model("cait"))
+    assert count(vicinal.create_model("vicinal_vit_d30_108")) == count(vicinal.create_model("vit-d30-108"))
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_patches_grow_at_64_pixels(name):
+    at_32, at_64 = (vicinal.create_model(name, img_size=pixels) for pixels in (32, 64))
+    expected = {"swin": (2, 4), "pit": (2, 4), "vit-base": (2, 8), "vit-heat": (2, 4)}.get(name, (4, 8))
+    assert (at_32.patch_embed.patch_size[0], at_64.patch_embed.patch_size[0]) == expected
+    assert at_64.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("size", [(32, 48), (20, 36), (64, 32), (12, 44), (44, 52)])
+@pytest.mark.parametrize("name", ["vit-mini", "swin", "pit", "t2t", "vit-relpos"])
+def test_any_rectangle_of_patches_takes_a_prior_in_every_layer(name, size):
+    model = vicinal.create_model(name, prior="gmm", img_size=size).eval()
+    plain = vicinal.create_model(name, img_size=size)
+    assert count(model) - count(plain) == {"swin": 900, "pit": 600, "t2t": 490, "vit-mini": 360}.get(name, 1080)
+    assert model(torch.randn(2, 3, *size)).shape == (2, 10)
+
+
+def test_channels_and_classes():
+    for name in PAPER:
+        model = vicinal.create_model(name, prior="gab", in_chans=1, num_classes=3).eval()
+        assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
+        assert model.pretrained_cfg["input_size"] == (1, 32, 32)
+        assert len(model.pretrained_cfg["mean"]) == 1
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_prior_changes_neither_pooling_nor_starting_weights(name):
+    torch.manual_seed(5)
+    plain = vicinal.create_model(name)
+    torch.manual_seed(5)
+    masked = vicinal.create_model(name, prior="gmm:init=paper")
+    assert masked.global_pool == plain.global_pool == BACKBONES[name].pools[0]
+    weights = masked.state_dict()
+    assert all(torch.equal(values, weights[key]) for key, values in plain.state_dict().items())
+
+
+def test_the_default_pooling_is_that_of_the_plain_reference():
+    expected = {"vit": "token", "swin": "avg", "cait": "token", "pit": "token", "t2t": "avg"}
+    assert {name: BACKBONES[name].pools[0] for name in expected} == expected
+
+
+@pytest.mark.parametrize("name", ["vit", "pit"])
+def test_a_prior_leaves_the_class_token_alone(name):
+    model = vicinal.create_model(name, prior="gmm:init=paper+gab")
+    priors = [module for module in model.modules() if isinstance(module, vicinal.Prior) and module.spec]
+    assert priors
+    for prior in priors:
+        scale, bias = prior()
+        assert prior.grid.prefix == 1
+        assert (scale[:, 0] == 1).all()
+        assert (scale[:, :, 0] == 1).all()
+        assert (bias[:, 0] == 0).all()
+        assert (bias[:, :, 0] == 0).all()
+        assert (scale[:, 1:, 1:] != 1).any()
+
+
+@pytest.mark.parametrize(("name", "pool"), [("vit", "avg"), ("pit", "avg"), ("vit-relpos", "avg")])
+def test_mean_pooling_has_no_class_token(name, pool):
+    model = vicinal.create_model(name, global_pool=pool)
+    assert model.cls_token is None
+    assert model.num_prefix_tokens == 0
+
+
+@pytest.mark.parametrize(("name", "pool"), [("t2t", "token"), ("vit-relpos", "token")])
+def test_token_pooling_has_a_class_token_that_is_read(name, pool):
+    model = vicinal.create_model(name, global_pool=pool, prior="gmm").eval()
+    images = torch.randn(2, 3, 32, 32)
+    before = model(images)
+    with torch.no_grad():
+        model.cls_token += torch.randn_like(model.cls_token)  # not a constant, which norms would take out
+    assert not torch.allclose(model(images), before)
+
+
+def test_without_pooling_features_come_out():
+    for name in PAPER:
+        model = timm.create_model(BACKBONES[name].timm_name, num_classes=0, global_pool="").eval()
+        out = model(torch.zeros(1, 3, 32, 32))
+        assert out.dim() in (3, 4)
+        assert out.shape[-1] == model.num_features
+
+
+def stds(parameter):
+    return float(parameter.detach().std())
+
+
+def test_vit_starts_as_the_reference_does():
+    model = vicinal.create_model("vit")
+    block = model.blocks[4]
+    assert stds(block.attn.qkv.weight) == pytest.approx(math.sqrt(2 / (192 + 576)), rel=0.02)
+    assert stds(block.mlp.fc1.weight) == pytest.approx(math.sqrt(2 / (192 + 384)), rel=0.02)
+    assert stds(model.patch_embed.proj.weight) == pytest.approx(math.sqrt(2 / (48 + 192)), rel=0.03)
+    assert stds(model.pos_embed) == pytest.approx(1, rel=0.03)
+    assert stds(model.cls_token) == pytest.approx(1, rel=0.2)
+    assert not model.head.bias.any()
+
+
+def test_cait_starts_as_the_reference_does():
+    model = vicinal.create_model("cait")
+    starts = [float(block.gamma_1.detach()[0]) for block in model.blocks]
+    assert starts == pytest.approx([0.1] * 18 + [1e-5] * 6)
+    assert all((block.gamma_2 == 0.1).all() for block in model.blocks_token_only)
+    assert stds(model.blocks[0].attn.kv.weight) == pytest.approx(math.sqrt(2 / (108 + 512)), rel=0.02)
+    mixing = torch.stack([block.attn.mix_logits for block in model.blocks])
+    assert stds(mixing) == pytest.approx(1, rel=0.15)
+
+
+def test_swin_starts_as_torch_does_and_t2t_at_two_hundredths():
+    swin, t2t = vicinal.create_model("swin"), vicinal.create_model("t2t")
+    assert stds(swin.layers[1].blocks[0].mlp.fc1.weight) == pytest.approx(math.sqrt(1 / (3 * 192)), rel=0.02)
+    assert stds(swin.patch_embed.pos_embed) == pytest.approx(0.02, rel=0.05)
+    assert stds(t2t.blocks[0].mlp.fc1.weight) == pytest.approx(0.02, rel=0.02)
+    assert stds(t2t.patch_embed.transformers[0].attn.qkv.weight) == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_norms_have_the_references_epsilon(name):
+    norms = [module for module in vicinal.create_model(name).modules() if isinstance(module, nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-5}
+
+
+def rates(model):
+    """Drop path rates by block, 0 where nothing is dropped."""
+    blocks = [module for module in model.modules() if hasattr(module, "mlp") and hasattr(module, "attn")]
+    return [
+        [
+            child.drop_prob if isinstance(child, DropPath) else 0.0
+            for name, child in block.named_children()
+            if "drop" in name
+        ]
+        for block in blocks
+    ]
+
+
+@pytest.mark.parametrize("name", ["vit", "cait", "pit", "vit-relpos", "vit-d30"])
+def test_drop_path_is_the_same_in_all_blocks(name):
+    assert {rate for block in rates(vicinal.create_model(name, drop_path_rate=0.2)) for rate in block} == {0.2}
+    assert {rate for block in rates(vicinal.create_model(name, drop_path_rate=0)) for rate in block} == {0.0}
+
+
+@pytest.mark.parametrize("name", ["swin", "t2t"])
+def test_drop_path_grows_with_depth(name):
+    by_block = [block[0] for block in rates(vicinal.create_model(name)) if block]
+    assert by_block == pytest.approx(torch.linspace(0, 0.1, 12).tolist())
+
+
+def test_t2t_positions_are_sinusoids_and_frozen():
+    model = vicinal.create_model("t2t")
+    assert "pos_embed" not in dict(model.named_parameters())
+    for place in (0, 1, 17, 63):
+        for channel in (0, 1, 100, 255):
+            angle = place / 10000 ** (2 * (channel // 2) / 256)
+            expected = math.cos(angle) if channel % 2 else math.sin(angle)
+            assert float(model.pos_embed[0, place, channel]) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_evaluation_does_not_depend_on_what_else_is_in_the_batch(name):
+    model = vicinal.create_model(name, prior="gmm:init=paper").double().eval()
+    images = torch.randn(5, 3, 32, 32, dtype=torch.float64)
+    with torch.no_grad():
+        together, alone = model(images), torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-9)
+
+
+def unreached(model, steps=2):
+    """Names of parameters that get no gradient in the first steps."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    left = {name for name, _ in model.named_parameters()}
+    for _ in range(steps):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(8, 3, 32, 32)), torch.arange(8)).backward()
+        left -= {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+        optimiser.step()
+    return left
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "pit", "t2t", "vit-relpos"])
+def test_with_mean_pooling_gradients_reach_every_parameter(name):
+    assert not unreached(vicinal.create_model(name, prior="gmm", global_pool="avg", drop_path_rate=0))
+
+
+def test_with_class_layers_gradients_reach_every_parameter():
+    assert not unreached(vicinal.create_model("cait", prior="gmm", drop_path_rate=0))
+
+
+@pytest.mark.parametrize(
+    "prior", ["elm", "gab", "rpe", "rpe-mlp", "decay:learnable=true", "conv", "gmm:init=spread+gab"]
+)
+def test_gradients_reach_every_prior(prior):
+    assert not unreached(vicinal.create_model("vit-mini", prior=prior, global_pool="avg", drop_path_rate=0))
+
+
+def test_registered_with_timm():
+    assert set(timm.list_models("vicinal_*")) == {backbone.timm_name for backbone in BACKBONES.values()}
+    model = timm.create_model("vicinal_swin", num_classes=7)
+    assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+    assert not timm.list_models("vicinal_*", pretrained=True)
+
+
+def test_a_prior_through_timms_own_door():
+    model = timm.create_model("vicinal_vit_mini", prior="gmm:kernels=2")
+    assert count(model) - count(timm.create_model("vicinal_vit_mini")) == 6 * 6 * 2 * 2
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "cait", "pit", "t2t", "vit-relpos"])
+def test_timms_tools_work(name):
+    options = {"prior": "gmm:init=paper", "drop_path_rate": 0.0}
+    model = vicinal.create_model(name, **options).eval()
+    images = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        out, (last, features) = model(images), model.forward_intermediates(images)
+        torch.testing.assert_close(model.forward_head(model.forward_features(images)), out)
+    assert all(each.shape[0] == 2 and each.dim() == 4 for each in features)
+    assert last.shape[0] == 2
+
+    pyramid = timm.create_model(BACKBONES[name].timm_name, features_only=True, **options)(images)
+    assert [tuple(each.shape[2:]) for each in pyramid] in ([(8, 8)] * 3, [(16, 16), (8, 8), (4, 4)])
+
+    groups = create_optimizer_v2(model, "adamw", lr=1e-3, weight_decay=0.05, layer_decay=0.75).param_groups
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    assert len({group["lr_scale"] for group in groups}) > 3
+    decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
+    assert not any(id(p) in decayed for key, p in model.named_parameters() if ".prior." in key or "pos_embed" in key)
+
+    config = timm.data.resolve_model_data_config(model)
+    assert config["input_size"] == (3, 32, 32)
+    model.reset_classifier(4)
+    assert model(images).shape == (2, 4)
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "cait", "pit", "t2t"])
+def test_gradient_checkpointing_changes_no_gradient(name):
+    model = vicinal.create_model(name, prior="gab", drop_path_rate=0.0)
+    images = torch.randn(2, 3, 32, 32)
+
+    def gradients():
+        model.zero_grad()
+        model(images).square().sum().backward()
+        return {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+
+    plain = gradients()
+    model.set_grad_checkpointing()
+    for key, gradient in gradients().items():
+        torch.testing.assert_close(gradient, plain[key], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,102 @@
+import pytest
+import timm
+import torch
+
+import vicinal
+from vicinal.models.resizing import priors_of
+
+
+def test_any_timm_model_with_a_prior():
+    model = vicinal.create_model("swin_tiny_patch4_window7_224", prior="gab", num_classes=3, depths=(1, 1), img_size=56)
+    assert model.patch_embed.img_size == (56, 56)
+    assert len(priors_of(model)) == 2
+    assert model.eval()(torch.zeros(1, 3, 56, 56)).shape == (1, 3)
+
+
+def test_timms_models_keep_their_size_and_may_keep_their_classes():
+    model = vicinal.create_model("deit_tiny_patch16_224", num_classes=None)
+    assert model.patch_embed.img_size == (224, 224)
+    assert model.num_classes == 1000
+
+
+def test_arguments_that_a_model_does_not_take_are_left_out_or_told():
+    assert vicinal.create_model("vgg11", img_size=64, num_classes=2).num_classes == 2  # neither img_size nor drop path
+    with pytest.raises(vicinal.VicinalError, match="unexpected keyword argument 'drop_path_rate'"):
+        vicinal.create_model("vgg11", drop_path_rate=0.3)
+
+
+def test_drop_path_reaches_timms_models():
+    model = vicinal.create_model("deit_tiny_patch16_224", img_size=32, drop_path_rate=0.4, depth=2)
+    assert model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.4)
+
+
+def test_pretrained_weights_are_loaded_through_timm(monkeypatch):
+    donor = timm.create_model("vit_tiny_patch16_224", img_size=224, num_classes=21843)
+    asked = []
+
+    def download(name, **_):
+        asked.append(name)
+        return {key: values.clone() for key, values in donor.state_dict().items()}
+
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", download)
+    model = vicinal.create_model("vit_tiny_patch16_224", pretrained=True, prior="gmm", img_size=64, num_classes=5)
+    assert asked == ["timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"]
+    assert torch.equal(model.blocks[3].mlp.fc1.weight, donor.blocks[3].mlp.fc1.weight)
+    assert model.pos_embed.shape[1] == 17
+    assert model.head.out_features == 5
+    assert len(priors_of(model)) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "vitt"}, "unknown model 'vitt'; did you mean 'vit'"),
+        ({"name": 7}, "a model is named by a text such as 'vit', given 7"),
+        ({"name": "hf-hub:me/mine"}, r"no model's name; vicinal.load\('hf-hub:me/mine'\)"),
+        ({"name": "vit", "img_size": 30}, "4 x 4 pixels, which do not divide 30 x 30; 28 or 32 would do"),
+        ({"name": "vit", "img_size": (32, 2)}, "; 4 would do in place of 2"),
+        (
+            {"name": "vit", "img_size": 70},
+            "8 x 8 pixels, which do not divide 70 x 70; 64 or 72 would do in place of 70",
+        ),
+        ({"name": "swin", "img_size": 33}, "2 x 2 pixels, which do not divide 33 x 33; 32 or 34 would do"),
+        ({"name": "vit", "img_size": 0}, "img_size is one number of pixels or .height, width., given 0"),
+        ({"name": "vit", "img_size": (32, 32, 3)}, "img_size is one number"),
+        ({"name": "vit", "patch_size": 0}, "patch_size as a whole number of pixels, given 0"),
+        ({"name": "t2t", "patch_size": 2}, "its patch is 4, 8 or 16 pixels, given 2"),
+        (
+            {"name": "swin", "global_pool": "token"},
+            "swin takes global_pool 'avg'.*given 'token': it has no class token",
+        ),
+        (
+            {"name": "cait", "global_pool": "avg"},
+            "cait takes global_pool 'token'.*its class layers would learn nothing",
+        ),
+        ({"name": "pit", "global_pool": "max"}, "pit takes global_pool 'token'.* or 'avg'.*given 'max'"),
+        ({"name": "vit", "pretrained": True}, "no pretrained weights for vit"),
+        ({"name": "vit", "prior": "gm"}, "unknown prior 'gm'; did you mean 'gmm'"),
+        ({"name": "vit", "colour": 3}, "cannot make vit: TypeError.*colour"),
+        ({"name": "vit", "num_heads": 7}, "cannot make vit.*divisible"),
+        ({"name": "resnet18", "prior": "gmm"}, "nothing to attach to"),
+        (
+            {"name": "deit_tiny_patch16_224", "img_size": 100},
+            "16 x 16 pixels, which do not divide 100 x 100; 96 or 112",
+        ),
+        ({"name": "deit_tiny_patch16_224", "global_pool": "foo"}, "cannot make deit_tiny_patch16_224: AssertionError"),
+    ],
+)
+def test_bad_input_is_told(arguments, message):
+    with pytest.raises(vicinal.VicinalError, match=message):
+        vicinal.create_model(**arguments)
+
+
+def test_another_patch_size_helps():
+    with pytest.raises(vicinal.VicinalError, match="or patch_size=3"):
+        vicinal.create_model("vit-mini", img_size=27)
+    assert vicinal.create_model("vit-mini", img_size=27, patch_size=3).patch_embed.grid_size == (9, 9)
+
+
+def test_micro_takes_the_digits():
+    model = vicinal.create_model("vit-micro", prior="gmm", img_size=8, in_chans=1)
+    assert model.patch_embed.grid_size == (4, 4)
+    assert model(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
