@@ -6,6 +6,7 @@ from torch import nn
 
 import vicinal
 from vicinal import VicinalError
+from vicinal.attachment.ordering import enlarged
 
 SIDE = 8
 
@@ -106,3 +107,17 @@ def test_any_size_is_seen_behind_convolutions(side, seed):
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.GELU(), nn.Conv2d(16, 16, 3, 2, 1))
     table = vicinal.attach(Model(stem=stem, side=side), "gmm", img_size=4 * side)
     assert [layer.place for layer in table.layers] == [f"{side} x {side}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("cells", "image", "side"), [((3, 5), (12, 20), 4), ((13, 9), (50, 36), 4), ((7, 7), (7, 7), 1)]
+)
+def test_patterns_cover_the_image_and_the_last_cells_may_stick_out(cells, image, side):
+    patterns = torch.rand(2, *cells)
+    whole = patterns.repeat_interleave(side, 1).repeat_interleave(side, 2)
+    assert torch.equal(enlarged(patterns, image), whole[:, : image[0], : image[1]])
+
+
+def test_patterns_of_no_whole_number_of_pixels_are_all_seen():
+    patterns = torch.arange(15.0).expand(1, 15, 15)
+    assert enlarged(patterns, (20, 20))[0, 0].unique().tolist() == list(range(15))

@@ -10,14 +10,18 @@ def test_lists_families_and_names(capsys):
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert "\nswin_transformer_v2 " in out
+    assert "\nvit-micro         141,258  4, 8     token, avg  ViT, 64 wide" in out
+    assert "vicinal_" not in out
     assert "vicinal models 'swin*' lists names" in out
+    assert main(["models", "pit*"]) == 0
+    assert capsys.readouterr().out.split()[:2] == ["pit", "pit_b_224"]
     assert main(["models", "deit_tiny*"]) == 0
     assert capsys.readouterr().out.split() == ["deit_tiny_distilled_patch16_224", "deit_tiny_patch16_224"]
 
 
 def test_an_unknown_pattern_is_an_error(capsys, tmp_path):
     assert main(["models", "vitt"]) == 2
-    assert capsys.readouterr().err == "vicinal: no timm model is named 'vitt'; try a pattern such as '*vitt*'\n"
+    assert capsys.readouterr().err == "vicinal: no model is named 'vitt'; try a pattern such as '*vitt*'\n"
     out, notes = tmp_path / "page.md", tmp_path / "notes.jsonl"
     assert main(["models", "vitt", "--coverage", "--out", str(out), "--notes", str(notes)]) == 2
     assert "no timm model is named 'vitt'" in capsys.readouterr().err

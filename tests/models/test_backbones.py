@@ -72,7 +72,7 @@ def test_patches_grow_at_64_pixels(name):
     assert at_64.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 10)
 
 
-@pytest.mark.parametrize("size", [(32, 48), (20, 36), (64, 32), (12, 44), (44, 52)])
+@pytest.mark.parametrize("size", [(20, 36), (12, 44), (44, 32)])
 @pytest.mark.parametrize("name", ["vit-mini", "swin", "pit", "t2t", "vit-relpos"])
 def test_any_rectangle_of_patches_takes_a_prior_in_every_layer(name, size):
     model = vicinal.create_model(name, prior="gmm", img_size=size).eval()

@@ -18,9 +18,9 @@ def test_a_model_of_32_pixels_opens_at_48_and_64(name, tmp_path):
         assert loaded.patch_embed.patch_size == model.patch_embed.patch_size
         assert loaded(torch.randn(2, 3, height, width)).isfinite().all()
         assert len(priors_of(loaded)) == len(priors_of(model))
-        again = vicinal.load(vicinal.save(loaded, tmp_path / f"{pixels}"))
-        images = torch.randn(1, 3, height, width)
-        assert torch.equal(again(images), loaded(images))
+    again = vicinal.load(vicinal.save(loaded, tmp_path / "rectangle"))
+    images = torch.randn(1, 3, 48, 32)
+    assert torch.equal(again(images), loaded(images))
 
 
 def test_positions_are_interpolated_and_the_class_token_keeps_its_own():
@@ -60,7 +60,7 @@ def test_relative_tables_are_stretched_about_their_centre():
         table[:225] = (y + 10 * x).reshape(-1, 1)
         table[225:] = torch.tensor([[1.0], [2.0], [3.0]])
     vicinal.resize(model, (64, 32))
-    resized = model.blocks[0].attn.rel_pos.relative_position_bias_table
+    resized = model.blocks[0].attn.rel_pos.relative_position_bias_table.detach()
     square = resized[:-3, 5].view(31, 15)
     assert float(square[15, 7]) == pytest.approx(0, abs=1e-5)
     assert float(square[30, 14]) == pytest.approx(77, abs=1e-3)

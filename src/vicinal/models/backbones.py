@@ -22,7 +22,7 @@ from vicinal.models.swin import Swin
 from vicinal.models.t2t import T2t
 from vicinal.models.vit import Vit, VitRelPos
 
-__all__ = ["ALIASES", "BACKBONES", "Backbone", "Priors", "attach_priors", "check_patch", "image_size"]
+__all__ = ["ALIASES", "BACKBONES", "Backbone", "Priors", "attach_priors", "check_patch", "image_size", "images_of"]
 
 Priors = str | Sequence[Mapping[str, Any]]
 """A prior for all layers, or several, each as `{"prior": "gmm", "layers": [names], "options": {...}}`."""
@@ -114,9 +114,7 @@ class Backbone:
         if not features_only:
             declared: Any = model.pretrained_cfg
             declared["input_size"] = (in_chans, *size)
-            for key in ("mean", "std"):
-                if len(declared[key]) != in_chans:
-                    declared[key] = (0.5,) * in_chans
+            declared.update(images_of(declared, in_chans))
             model.model_args = arguments  # type: ignore[assignment]
             if global_pool == "":
                 model.reset_classifier(num_classes, "")  # type: ignore[operator]
@@ -163,6 +161,15 @@ def image_size(given: Any) -> tuple[int, int]:
     if height < 1 or width < 1:
         raise VicinalError(f"img_size is one number of pixels or (height, width), given {given!r}")
     return height, width
+
+
+def images_of(declared: Mapping[str, Any], channels: int) -> dict[str, tuple[float, ...]]:
+    """Mean and deviation that are declared for images, for another number of channels if need be."""
+    statistics = {key: tuple(declared[key]) for key in ("mean", "std")}
+    return {
+        key: values if len(values) == channels else (sum(values) / len(values),) * channels
+        for key, values in statistics.items()
+    }
 
 
 def check_patch(name: str, size: tuple[int, int], patch: int) -> int:

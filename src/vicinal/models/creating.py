@@ -8,7 +8,16 @@ from torch import nn
 
 from vicinal.attachment.running import ImageSize
 from vicinal.errors import VicinalError
-from vicinal.models.backbones import ALIASES, BACKBONES, Backbone, Priors, attach_priors, check_patch, image_size
+from vicinal.models.backbones import (
+    ALIASES,
+    BACKBONES,
+    Backbone,
+    Priors,
+    attach_priors,
+    check_patch,
+    image_size,
+    images_of,
+)
 
 __all__ = ["backbone_of", "create_model", "make_timm_model", "note"]
 
@@ -121,6 +130,7 @@ def _from_timm(
     elif not getattr(patches, "dynamic_img_pad", False):
         check_patch(name, size, max(getattr(patches, "patch_size", (1,))))
     declared["input_size"] = (arguments["in_chans"], *size)
+    declared.update(images_of(declared, arguments["in_chans"]))
     attach_priors(model, prior, declared["input_size"])
     return note(model, declared, given)
 

@@ -39,7 +39,7 @@ def resize(model: nn.Module, img_size: ImageSize, *, rescale: bool = True) -> No
     patch = max(getattr(getattr(model, "patch_embed", None), "patch_size", (1,)))
     check_patch(declared.get("architecture", type(model).__name__), size, patch)
     written, trained = written_priors(model), priors_of(model)
-    modes = {module: module.training for module in model.modules()}
+    modes = {name: module.training for name, module in model.named_modules()}
     detach(model)
     model.set_input_size(img_size=size)  # type: ignore[operator]
     with torch.random.fork_rng():  # what the new priors start from is overwritten
@@ -47,8 +47,8 @@ def resize(model: nn.Module, img_size: ImageSize, *, rescale: bool = True) -> No
     for name, module in model.named_modules():
         if isinstance(module, Attached):
             module.prior = trained[name].resize(module.prior.grid, rescale=rescale)
-    for module in model.modules():
-        module.training = modes.get(module, model.training)
+    for name, module in model.named_modules():
+        module.training = modes[name]
     declared["input_size"] = (channels, *size)
     arguments: Any = getattr(model, "model_args", None)
     if arguments is not None and "img_size" in arguments:

@@ -16,7 +16,7 @@ from timm.models import push_to_hf_hub, save_for_hf
 from torch import nn
 
 from vicinal.errors import VicinalError
-from vicinal.models.backbones import image_size
+from vicinal.models.backbones import image_size, images_of
 from vicinal.models.creating import make_timm_model
 from vicinal.models.resizing import priors_of, written_priors
 
@@ -147,13 +147,13 @@ def _describe(
     names = declared.get("label_names") if class_names is None else list(class_names)
     if names is not None and len(names) != classes:
         raise VicinalError(f"the model has {classes} classes, given {len(names)} class_names")
-    images = {key: declared[key] for key in PREPROCESSING if key in declared}
+    channels = arguments["in_chans"]
+    images = {key: declared[key] for key in PREPROCESSING if key in declared} | images_of(declared, channels)
     if wrong := set(preprocessing or {}) - set(PREPROCESSING):
         raise VicinalError(f"preprocessing takes {', '.join(PREPROCESSING)}; given {sorted(wrong)[0]!r}")
     images.update(preprocessing or {})
-    channels = arguments["in_chans"]
     for key in ("mean", "std"):
-        if len(images.get(key, [0] * channels)) != channels:
+        if len(images[key]) != channels:
             raise VicinalError(
                 f"preprocessing {key!r} has {len(images[key])} numbers, for images of {channels} channels"
             )
