@@ -42,15 +42,22 @@ class Model(nn.Module):
         return self.blocks(torch.cat([x, extra] if self.last_is_class else [extra, x], 1))
 
 
+def by_chance(count, seed):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+
+
 PLACES = torch.arange(SIDE * SIDE).view(SIDE, SIDE)
 ORDERS = {
     "columns": PLACES.T,
     "backwards": PLACES.flip(0, 1),
     "mirrored": PLACES.flip(1),
-    "by chance": torch.randperm(SIDE * SIDE, generator=torch.Generator().manual_seed(0)),
+    "by chance": by_chance(SIDE * SIDE, 0),
     "blocks of 2 x 2": PLACES.view(4, 2, 4, 2).permute(0, 2, 1, 3),
     "every second row": PLACES.view(4, 2, 8).permute(1, 0, 2),
-    "half of it by chance": torch.cat([PLACES[:4].flatten(), PLACES[4:].flatten()[torch.randperm(32)]]),
+    **{
+        f"half of it by chance, {seed}": torch.cat([PLACES[:4].flatten(), PLACES[4:].flatten()[by_chance(32, seed)]])
+        for seed in range(8)
+    },
     "shifted by a row": PLACES.roll(1, 0),
     "shifted by three columns": PLACES.roll(3, 1),
 }
