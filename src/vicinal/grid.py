@@ -128,6 +128,10 @@ class Grid:
         The same as looking `index` up, but it slides a window of the grid's size over the table instead: the window's
         place is the query, counted from the far corner, and its inside the keys.
         """
+        if torch.compiler.is_compiling():  # Inductor gets the gradient of overlapping windows wrong (torch 2.13)
+            by_column = _slide(table, self.width).movedim(-3, -1)  # (..., width, width, 2 height - 1)
+            pairs = _slide(by_column, self.height).movedim(-2, -4).movedim(-1, -2)
+            return pairs.reshape(*table.shape[:-2], self.patches, self.patches)
         windows = table.unfold(-2, self.height, 1).unfold(-2, self.width, 1)  # (..., height, width, height, width)
         return windows.flip(-4, -3).reshape(*table.shape[:-2], self.patches, self.patches)
 
@@ -149,3 +153,13 @@ class Grid:
 
     def __str__(self) -> str:
         return f"{self.height} x {self.width}" + (f" + {self.prefix} prefix" if self.prefix else "")
+
+
+def _slide(x: Tensor, count: int) -> Tensor:
+    """`(..., 2 count - 1)` to `(..., count, count)`: `out[i, j] = x[j - i + count - 1]`, without overlapping windows.
+
+    Copies in a row, each one longer than the rows they are then cut into, come one place later in every row.
+    """
+    copies = F.pad(x, (0, 1)).unsqueeze(-2).expand(*x.shape[:-1], count, 2 * count)
+    rows = copies.flatten(-2)[..., :-count].reshape(*x.shape[:-1], count, 2 * count - 1)
+    return rows[..., count - 1 :]

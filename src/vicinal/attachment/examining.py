@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vicinal.attachment.checking import check_module
 from vicinal.attachment.finding import Call, calls_of
-from vicinal.attachment.ordering import check_order, enlarged
+from vicinal.attachment.ordering import check_order
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Runner
 from vicinal.errors import VicinalError
@@ -62,10 +62,9 @@ def _refused(sites: Sequence[Site], run: Runner) -> dict[str, str]:
         except VicinalError as error:
             refused[site.name] = str(error)
 
-    def disturbed(patterns: Tensor, seed: int) -> list[Call]:
-        images = run.noise(1, seed).repeat(len(patterns) + 1, 1, 1, 1)
-        amount = enlarged(patterns, run.image).to(images)
-        images[1:] += 0.5 * amount[:, None] * run.noise(1, seed + 1000)
+    def disturbed(masks: Tensor, seed: int) -> list[Call]:
+        images = run.noise(1, seed).repeat(len(masks) + 1, 1, 1, 1)
+        images[1:] += 0.5 * masks[:, None].to(images) * run.noise(1, seed + 1000)
         if not _large(run):
             return calls_of(run.model, lambda: run(images))
         one_by_one = zip(*(calls_of(run.model, functools.partial(run, x)) for x in images.split(1)), strict=True)

@@ -122,26 +122,27 @@ def check_order(
     Args:
         sites: modules to ask, in the order in which they run.
         image: height and width.
-        disturbed: given patterns `(images, rows, columns)` of 0 and 1 and a seed, runs the model on an image, and on
-            copies of it whose cells of 1 are disturbed, and returns the calls.
+        disturbed: given masks of pixels `(images, height, width)` and a seed, runs the model on an image, and on copies
+            of it whose pixels of 1 are disturbed, and returns the calls.
     """
     wrong: dict[str, str] = {}
-    by_cells: dict[tuple[int, int], list[_Match]] = {}
+    by_cells: dict[tuple[tuple[int, int], int | None], list[_Match]] = {}
     for site in sites:
         tiled = _tiled(site, image)
         if tiled is None:
             wrong[site.name] = f"its {site.windows} windows of {site.grid} patches tile no map of the image"
         else:
-            by_cells.setdefault(tiled[1], []).append(_Match(site, tiled[0]))
+            by_cells.setdefault(tiled[1:], []).append(_Match(site, tiled[0]))
     verdicts: dict[str, str | None] = {}
     trusted = set()  # a class that was seen to hold its tokens in order does so in later layers, which mix more
-    for cells, matches in by_cells.items():
+    for (cells, side), matches in by_cells.items():
         undecided = matches
         for run in range(RUNS):
             if not undecided:
                 break
             patterns = _patterns(cells, seed=run)
-            calls = {call.module: call for call in disturbed(patterns, run) if call.queries is not None}
+            seen = disturbed(enlarged(patterns, image, side), run)
+            calls = {call.module: call for call in seen if call.queries is not None}
             for match in undecided:
                 match.add(calls[match.site.module], patterns)
                 verdicts[match.site.name] = match.verdict()
@@ -168,14 +169,15 @@ def _patterns(cells: tuple[int, int], seed: int) -> Tensor:
     return (chance.argsort(0).argsort(0) < PATTERNS // 2).float()
 
 
-def enlarged(patterns: Tensor, image: tuple[int, int]) -> Tensor:
-    """Patterns `(images, rows, columns)` over the pixels of an image; the last cells may stick out of it."""
+def enlarged(patterns: Tensor, image: tuple[int, int], side: int | None = None) -> Tensor:
+    """Patterns `(images, rows, columns)` over the pixels of an image.
+
+    With a `side`, cells are so many pixels wide and high, and the last ones may stick out; else they divide the image.
+    """
     for axis, pixels in enumerate(image, start=1):
-        cells = patterns.shape[axis]
-        side = -(-pixels // cells)
-        whole = -(-pixels // side) == cells
-        index = torch.arange(pixels) // side if whole else torch.arange(pixels) * cells // pixels
-        patterns = patterns.index_select(axis, index)
+        places = torch.arange(pixels)
+        cells = places * patterns.shape[axis] // pixels if side is None else places // side
+        patterns = patterns.index_select(axis, cells)
     return patterns
 
 
@@ -216,30 +218,30 @@ def _windows_of(maps: Tensor, grid: Grid, size: tuple[int, int], layout: str) ->
     return tiles.reshape(len(maps), down * right, grid.patches)
 
 
-def _tiled(site: Site, image: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Size of the map that the windows tile, and of its part that is the image: models pad what does not divide."""
+def _tiled(site: Site, image: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int], int | None] | None:
+    """Size of the map that the windows tile; of its part that is the image, since models pad what does not divide; and
+    pixels a cell, if the last cells stick out of the image.
+    """
     if site.windows == 1:
-        return (site.grid.height, site.grid.width), (site.grid.height, site.grid.width)
-    for tiles in _rectangles(site.windows):
-        size = tiles[0] * site.grid.height, tiles[1] * site.grid.width
+        return (site.grid.height, site.grid.width), (site.grid.height, site.grid.width), None
+    sizes = [(tiles[0] * site.grid.height, tiles[1] * site.grid.width) for tiles in _rectangles(site.windows)]
+    for size in sizes:
         cells = [
             next((n for n in range(full, full - window, -1) if pixels % n == 0), None)
             for full, window, pixels in zip(size, (site.grid.height, site.grid.width), image, strict=True)
         ]
         if cells[0] and cells[1] and cells[0] * image[1] == cells[1] * image[0]:
-            return size, (cells[0], cells[1])
-    # Cells that stick out of the image: a map of an odd number of them was padded before it was halved.
-    for tiles in _rectangles(site.windows):
-        size = tiles[0] * site.grid.height, tiles[1] * site.grid.width
-        for pixels in (2**power for power in range(1, 8)):
-            high, wide = -(-image[0] // pixels), -(-image[1] // pixels)
+            return size, (cells[0], cells[1]), None
+    # Cells that stick out: a map of an odd number of them was padded before it was halved.
+    for size in sizes:
+        for side in (2**power for power in range(1, 8)):
+            high, wide = -(-image[0] // side), -(-image[1] // side)
             if 0 <= size[0] - high < site.grid.height and 0 <= size[1] - wide < site.grid.width:
-                return size, (high, wide)
+                return size, (high, wide), side
     # No whole number of pixels a cell: such a map comes from convolutions that round.
-    for tiles in _rectangles(site.windows):
-        size = tiles[0] * site.grid.height, tiles[1] * site.grid.width
+    for size in sizes:
         if round(size[1] * image[0] / image[1]) == size[0]:
-            return size, size
+            return size, size, None
     return None
 
 

@@ -1,0 +1,36 @@
+"""Compiled backbones train as they do uncompiled: the gradients of all parameters, the prior's included."""
+
+import pytest
+import torch
+
+import vicinal
+
+SMALL = {
+    "cait": {"depth": 1, "depth_token_only": 1},
+    "t2t": {"depth": 1},
+    "pit": {"depths": (1, 1, 1)},
+    "swin": {"depths": (2, 1, 1)},
+    "vit": {"depth": 1, "global_pool": "avg"},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "cait" else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
+)
+def test_gradients_are_the_same_when_compiled(name):
+    torch.compiler.reset()
+    model = vicinal.create_model(name, prior="gmm:init=paper+rpe", drop_path_rate=0, **SMALL[name])
+    images = torch.randn(2, 3, 32, 32)
+
+    def gradients(run):
+        model.zero_grad()
+        out = run(images)
+        out.square().sum().backward()
+        return out.detach(), {key: p.grad.clone() for key, p in model.named_parameters() if p.grad is not None}
+
+    out, expected = gradients(model)
+    compiled_out, compiled = gradients(torch.compile(model, fullgraph=True))
+    torch.testing.assert_close(compiled_out, out, rtol=1e-4, atol=1e-5)
+    assert any(".prior." in key for key in expected)
+    for key, gradient in expected.items():
+        torch.testing.assert_close(compiled[key], gradient, rtol=1e-3, atol=1e-5 * float(gradient.abs().max()) + 1e-7)
