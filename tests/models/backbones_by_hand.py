@@ -58,7 +58,7 @@ def pit(model, images):
     prefix = model.num_prefix_tokens
     for index, number in enumerate((2, 4, 8)):
         if index:
-            pool = model.pools[index - 1]
+            pool = model.stages[index].pool
             side = round((x.shape[1] - prefix) ** 0.5)
             image = x[:, prefix:].transpose(1, 2).unflatten(2, (side, side))
             cut = F.pad(image, (1, 1, 1, 1)).unfold(2, 3, 2).unfold(3, 3, 2)
@@ -68,7 +68,7 @@ def pit(model, images):
             rows = wide.flatten(2).transpose(1, 2)
             rows = rows @ pool.pointwise.weight.flatten(1).T + pool.pointwise.bias
             x = torch.cat([linear(pool.token, x[:, :1]), rows], dim=1) if prefix else rows
-        for layers in model.stages[index]:
+        for layers in model.stages[index].blocks:
             x = block(layers, x, number)
     return linear(model.head, norm(model.norm, x[:, 0] if prefix else x.mean(1)))
 

@@ -1,6 +1,7 @@
 """PiT for small images: a ViT whose grid of patches is halved twice."""
 
-import itertools
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from vicinal.models.starting import set_drop_path, xavier
+from vicinal.models.starting import xavier
 
 __all__ = ["Pit"]
 
@@ -37,6 +38,21 @@ class Halve(nn.Module):
         if self.token is not None:
             patches = torch.cat([self.token(x[:, :prefix]), patches], dim=1)
         return patches, (image.shape[2], image.shape[3])
+
+
+class Stage(nn.Module):
+    """Blocks on one grid, behind the halving that leads to it."""
+
+    def __init__(self, pool: Halve | None, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.pool, self.blocks = pool, nn.Sequential(*blocks)
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor, grid: tuple[int, int]) -> Feature:
+        """Tokens `(batch, prefix + patches, dim)` of the grid before, to those of this one."""
+        if self.pool is not None:
+            x, grid = self.pool(x, grid)
+        return checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x), grid
 
 
 class Pit(nn.Module):
@@ -74,33 +90,27 @@ class Pit(nn.Module):
         self.num_classes, self.global_pool, self.in_chans = num_classes, global_pool, in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim[-1]
         self.num_prefix_tokens = 1 if global_pool == "token" else 0
-        self.grad_checkpointing = False
 
         self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim[0], **here)
         tokens = self.num_prefix_tokens + self.patch_embed.num_patches
         self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim[0], **here)) if self.num_prefix_tokens else None
         self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim[0], **here))
         self.pos_drop = nn.Dropout(pos_drop_rate)
-        self.stages = nn.ModuleList(
-            nn.Sequential(
-                *[
-                    Block(
-                        dim,
-                        heads,
-                        mlp_ratio,
-                        proj_drop=proj_drop_rate,
-                        attn_drop=attn_drop_rate,
-                        norm_layer=nn.LayerNorm,
-                        **here,
-                    )
-                    for _ in range(depth)
-                ]
+        self.stages = nn.ModuleList()
+        for index, (dim, depth, heads) in enumerate(zip(embed_dim, depths, num_heads, strict=True)):
+            pool = Halve(embed_dim[index - 1], dim, self.num_prefix_tokens, **here) if index else None
+            block = partial(
+                Block,
+                dim,
+                heads,
+                mlp_ratio,
+                proj_drop=proj_drop_rate,
+                attn_drop=attn_drop_rate,
+                drop_path=drop_path_rate,
+                norm_layer=nn.LayerNorm,
+                **here,
             )
-            for dim, depth, heads in zip(embed_dim, depths, num_heads, strict=True)
-        )
-        self.pools = nn.ModuleList(
-            Halve(dim, out_dim, self.num_prefix_tokens, **here) for dim, out_dim in itertools.pairwise(embed_dim)
-        )
+            self.stages.append(Stage(pool, (block() for _ in range(depth))))
         self.feature_info = [
             {"num_chs": dim, "reduction": patch_size * 2**index, "module": f"stages.{index}"}
             for index, dim in enumerate(embed_dim)
@@ -108,8 +118,6 @@ class Pit(nn.Module):
         self.norm: nn.Module = nn.LayerNorm(self.embed_dim, **here)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(self.embed_dim, num_classes, **here) if num_classes else nn.Identity()
-        for stage in self.stages:
-            set_drop_path(stage.children(), drop_path_rate)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -125,12 +133,13 @@ class Pit(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which parameters belong to one layer, for learning rates that decay with depth."""
-        blocks = r"^(?:stages|pools)\.(\d+)" if coarse else [(r"^stages\.(\d+)\.(\d+)", None), (r"^pools\.(\d+)", (0,))]
-        return {"stem": r"^cls_token|pos_embed|patch_embed", "blocks": blocks}
+        fine = [(r"^stages\.(\d+)\.pool", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
+        return {"stem": r"^cls_token|pos_embed|patch_embed", "blocks": r"^stages\.(\d+)" if coarse else fine}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute activations in the backward pass instead of keeping them."""
-        self.grad_checkpointing = enable
+        for stage in self.stages:
+            stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def get_classifier(self) -> nn.Module:
         """The last layer."""
@@ -158,23 +167,17 @@ class Pit(nn.Module):
             x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
         return self.pos_drop(x + self.pos_embed), self.patch_embed.grid_size
 
-    def _stage(self, index: int, x: Tensor, grid: tuple[int, int]) -> Feature:
-        if index:
-            x, grid = self.pools[index - 1](x, grid)
-        stage = self.stages[index]
-        return checkpoint_seq(stage, x) if self.grad_checkpointing else stage(x), grid
-
     def forward_features(self, x: Tensor) -> Tensor:
         """`(batch, channels, height, width)` to `(batch, tokens, dim)`, the last stage, before norm and pooling."""
         x, grid = self._embed(x)
-        for index in range(len(self.stages)):
-            x, grid = self._stage(index, x, grid)
+        for stage in self.stages:
+            x, grid = stage(x, grid)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool, norm, classify."""
         if self.global_pool:
-            x = x[:, 0] if self.global_pool == "token" else x.mean(dim=1)
+            x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(dim=1)
         x = self.head_drop(self.norm(x))
         return x if pre_logits else self.head(x)
 
@@ -196,8 +199,8 @@ class Pit(nn.Module):
         take, last = feature_take_indices(len(self.stages), indices)
         x, grid = self._embed(x)
         pictures = []
-        for index in range(last + 1 if stop_early else len(self.stages)):
-            x, grid = self._stage(index, x, grid)
+        for index, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+            x, grid = stage(x, grid)
             if index in take:
                 tokens = self.norm(x) if norm and index == len(self.stages) - 1 else x
                 pictures.append(tokens[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid))
@@ -208,7 +211,7 @@ class Pit(nn.Module):
     ) -> list[int]:
         """Keep only the stages that these features need."""
         take, last = feature_take_indices(len(self.stages), indices)
-        self.stages, self.pools = self.stages[: last + 1], self.pools[:last]
+        self.stages = self.stages[: last + 1]
         if prune_norm:
             self.norm = nn.Identity()
         if prune_head:
