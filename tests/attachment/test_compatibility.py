@@ -75,6 +75,9 @@ class TestWhatElseUsersDo:
         assert all(parameter.grad is not None for parameter in model.parameters())
 
     def test_compiles_in_one_graph_and_trains(self, model):
+        for name, parameter in model.named_parameters():
+            if "gamma" in name:  # layer scale, which starts so small that gradients behind it would drown
+                parameter.data.fill_(1)
         x = images(model)
         expected = model(x).square().sum()
         expected.backward()
@@ -84,7 +87,8 @@ class TestWhatElseUsersDo:
         loss.backward()
         torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-4)
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-4, rtol=1e-3, msg=name)
+            close = 1e-4 * float(wanted[name].abs().max()) + 1e-6  # some are zero by symmetry
+            torch.testing.assert_close(parameter.grad, wanted[name], atol=close, rtol=1e-3, msg=name)
 
     def test_exports(self, model):
         x = images(model)

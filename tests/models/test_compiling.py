@@ -14,9 +14,8 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "cait" else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
 def test_gradients_are_the_same_when_compiled(name):
     torch.compiler.reset()
     model = vicinal.create_model(name, prior="gmm:init=paper+rpe", drop_path_rate=0, **SMALL[name])
