@@ -10,6 +10,7 @@ install: .venv/.dev
 demo: .venv/.user
 	mkdir -p runs/demo
 	$(BIN)/vicinal priors --draw runs/demo/priors.png
+	$(BIN)/vicinal cost vit --prior none gmm gab
 	$(BIN)/python benchmarks/attention.py --short
 
 test: .venv/.dev

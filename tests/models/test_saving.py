@@ -106,6 +106,19 @@ def test_a_model_of_timms_own_making(tmp_path):
     assert torch.equal(loaded(images), model(images))
 
 
+def test_what_timm_saved_itself(tmp_path):
+    model = timm.create_model("test_vit", num_classes=4).eval()
+    timm.models.save_for_hf(model, tmp_path / "model", model_args={"num_classes": 4}, safe_serialization=True)
+    images = torch.randn(2, 3, 160, 160)
+    assert torch.equal(vicinal.load(tmp_path / "model")(images), model(images))
+    config = config_of(tmp_path / "model")
+    declared = config.pop("pretrained_cfg") | {"mean": [0.1, 0.2, 0.3]}
+    write_config(tmp_path / "model", config | declared)  # the older layout, all in one
+    loaded = vicinal.load(tmp_path / "model")
+    assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
+    assert torch.equal(loaded(images), model(images))
+
+
 def test_a_head_that_was_replaced(tmp_path):
     model = trained()
     model.reset_classifier(3)

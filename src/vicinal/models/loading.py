@@ -16,7 +16,7 @@ from vicinal.errors import VicinalError
 from vicinal.models.backbones import attach_priors, image_size
 from vicinal.models.creating import make_timm_model, note
 from vicinal.models.resizing import resize
-from vicinal.models.saving import CONFIG, WEIGHTS, differences, without_source
+from vicinal.models.saving import CONFIG, PREPROCESSING, WEIGHTS, differences, without_source
 
 __all__ = ["load"]
 
@@ -89,6 +89,8 @@ def _read_config(file: Path) -> dict[str, Any]:
         raise VicinalError(f"{file} is no JSON: {error}") from None
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
         raise VicinalError(f"{file} names no architecture; expected what vicinal.save or timm wrote")
+    if "pretrained_cfg" not in config:  # as timm once wrote it: all in one
+        config["pretrained_cfg"] = {key: config[key] for key in (*PREPROCESSING, "input_size") if key in config}
     for key in ("model_args", "pretrained_cfg"):
         if not isinstance(config.setdefault(key, {}), dict):
             raise VicinalError(f"{file}: {key!r} is no mapping")

@@ -20,7 +20,7 @@ from vicinal.models.backbones import image_size, images_of
 from vicinal.models.creating import make_timm_model
 from vicinal.models.resizing import priors_of, written_priors
 
-__all__ = ["CONFIG", "WEIGHTS", "differences", "push_to_hub", "save", "without_source"]
+__all__ = ["CONFIG", "PREPROCESSING", "WEIGHTS", "differences", "push_to_hub", "save", "without_source"]
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
