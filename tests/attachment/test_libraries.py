@@ -214,6 +214,7 @@ class TestTorchvision:
         assert torch.equal(model(PIXELS), before)
         assert not any(module._forward_hooks for module in model.modules())
 
+    @pytest.mark.slow
     def test_vit_compiles_in_one_graph_and_trains(self):
         model = self.vit()
         vicinal.attach(model, "gmm:init=spread+gab")

@@ -8,7 +8,9 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 import vicinal
+from small_backbones import LAYERS, SMALL, small
 from vicinal.models import BACKBONES
+from vicinal.models.resizing import priors_of
 
 PAPER = {"vit": "vit", "swin": "swin", "cait": "cait-tiny", "pit": "pit", "t2t": "t2t"}
 UNUSED = {"t2t": 1408}  # parameters that the reference carries and never uses: a class token and a norm
@@ -73,17 +75,16 @@ def test_patches_grow_at_64_pixels(name):
 
 
 @pytest.mark.parametrize("size", [(20, 36), (12, 44), (44, 32)])
-@pytest.mark.parametrize("name", ["vit-mini", "swin", "pit", "t2t", "vit-relpos"])
+@pytest.mark.parametrize("name", SMALL)
 def test_any_rectangle_of_patches_takes_a_prior_in_every_layer(name, size):
-    model = vicinal.create_model(name, prior="gmm", img_size=size).eval()
-    plain = vicinal.create_model(name, img_size=size)
-    assert count(model) - count(plain) == {"swin": 900, "pit": 600, "t2t": 490, "vit-mini": 360}.get(name, 1080)
+    model = small(name, prior="gmm", img_size=size).eval()
+    assert len(priors_of(model)) == LAYERS[name]
     assert model(torch.randn(2, 3, *size)).shape == (2, 10)
 
 
 def test_channels_and_classes():
     for name in PAPER:
-        model = vicinal.create_model(name, prior="gab", in_chans=1, num_classes=3).eval()
+        model = small(name, prior="gab", in_chans=1, num_classes=3).eval()
         assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
         assert model.pretrained_cfg["input_size"] == (1, 32, 32)
         assert len(model.pretrained_cfg["mean"]) == 1
@@ -92,9 +93,9 @@ def test_channels_and_classes():
 @pytest.mark.parametrize("name", PAPER)
 def test_a_prior_changes_neither_pooling_nor_starting_weights(name):
     torch.manual_seed(5)
-    plain = vicinal.create_model(name)
+    plain = small(name)
     torch.manual_seed(5)
-    masked = vicinal.create_model(name, prior="gmm:init=paper")
+    masked = small(name, prior="gmm:init=paper")
     assert masked.global_pool == plain.global_pool == BACKBONES[name].pools[0]
     weights = masked.state_dict()
     assert all(torch.equal(values, weights[key]) for key, values in plain.state_dict().items())
@@ -221,7 +222,7 @@ def test_t2t_positions_are_sinusoids_and_frozen():
 
 @pytest.mark.parametrize("name", PAPER)
 def test_evaluation_does_not_depend_on_what_else_is_in_the_batch(name):
-    model = vicinal.create_model(name, prior="gmm:init=paper").double().eval()
+    model = small(name, prior="gmm:init=paper").double().eval()
     images = torch.randn(5, 3, 32, 32, dtype=torch.float64)
     with torch.no_grad():
         together, alone = model(images), torch.cat([model(image[None]) for image in images])
@@ -296,7 +297,7 @@ def test_timms_tools_work(name):
 
 @pytest.mark.parametrize("name", ["vit", "swin", "cait", "pit", "t2t"])
 def test_gradient_checkpointing_changes_no_gradient(name):
-    model = vicinal.create_model(name, prior="gab", drop_path_rate=0.0)
+    model = small(name, prior="gab", drop_path_rate=0.0)
     images = torch.randn(2, 3, 32, 32)
 
     def gradients():

@@ -3,22 +3,14 @@
 import pytest
 import torch
 
-import vicinal
-
-SMALL = {
-    "cait": {"depth": 1, "depth_token_only": 1},
-    "t2t": {"depth": 1},
-    "pit": {"depths": (1, 1, 1)},
-    "swin": {"depths": (2, 1, 1)},
-    "vit": {"depth": 1, "global_pool": "avg"},
-}
+from small_backbones import SMALL, small
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_gradients_are_the_same_when_compiled(name):
     torch.compiler.reset()
-    model = vicinal.create_model(name, prior="gmm:init=paper+rpe", drop_path_rate=0, **SMALL[name])
+    model = small(name, prior="gmm:init=paper+rpe", drop_path_rate=0)
     images = torch.randn(2, 3, 32, 32)
 
     def gradients(run):

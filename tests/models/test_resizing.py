@@ -3,21 +3,20 @@ import torch
 from timm.layers import resample_abs_pos_embed
 
 import vicinal
+from small_backbones import LAYERS, SMALL, small
 from vicinal.models.resizing import priors_of
 
-ALL = ["vit", "swin", "cait", "pit", "t2t", "vit-relpos"]
 
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_model_of_32_pixels_opens_at_48_and_64(name, tmp_path):
-    model = vicinal.create_model(name, prior="gmm:kernels=2,sigma=1.5,alpha=0.3").eval()
+    model = small(name, prior="gmm:kernels=2,sigma=1.5,alpha=0.3").eval()
     folder = vicinal.save(model, tmp_path / "model")
     for pixels in (48, 64, (48, 32)):
         loaded = vicinal.load(folder, img_size=pixels)
         height, width = (pixels, pixels) if isinstance(pixels, int) else pixels
         assert loaded.patch_embed.patch_size == model.patch_embed.patch_size
         assert loaded(torch.randn(2, 3, height, width)).isfinite().all()
-        assert len(priors_of(loaded)) == len(priors_of(model))
+        assert len(priors_of(loaded)) == LAYERS[name]
     again = vicinal.load(vicinal.save(loaded, tmp_path / "rectangle"))
     images = torch.randn(1, 3, 48, 32)
     assert torch.equal(again(images), loaded(images))
@@ -36,7 +35,7 @@ def test_positions_are_interpolated_and_the_class_token_keeps_its_own():
 
 @pytest.mark.parametrize("name", ["swin", "cait", "pit", "t2t"])
 def test_a_smooth_ramp_of_positions_stays_a_ramp(name):
-    model = vicinal.create_model(name)
+    model = small(name)
     holder = model.patch_embed if name == "swin" else model
     prefix = 1 if name == "pit" else 0
     side = model.patch_embed.grid_size[0]

@@ -9,13 +9,14 @@ import timm
 import torch
 
 import vicinal
+from small_backbones import SMALL
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 def trained(name="vit-mini", prior="gmm:init=paper", **options):
     """A model whose every weight differs from how such a model starts."""
-    model = vicinal.create_model(name, prior=prior, **options)
+    model = vicinal.create_model(name, prior=prior, **{**SMALL.get(name, {}), **options})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
@@ -43,7 +44,7 @@ def test_a_saved_model_is_the_same_again(prior, tmp_path):
     assert not loaded.training
 
 
-@pytest.mark.parametrize("name", ["vit", "swin", "cait", "pit", "t2t", "vit-relpos"])
+@pytest.mark.parametrize("name", SMALL)
 def test_every_backbone_is_the_same_again_here_and_through_timm(name, tmp_path):
     model = trained(name, prior="gmm:kernels=2,init=paper")
     folder = vicinal.save(model, tmp_path / "model")
