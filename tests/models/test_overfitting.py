@@ -51,7 +51,6 @@ def test_vit_learns_with_every_prior(prior, labelled_images):
         ("swin", "avg"),
         ("cait", "token"),
         ("pit", "token"),
-        ("pit", "avg"),
         ("t2t", "avg"),
         ("vit", "avg"),
         ("vit-relpos", "avg"),
