@@ -25,10 +25,17 @@ if TYPE_CHECKING:
     from vicinal.priors import build_prior as build_prior
     from vicinal.priors import list_priors as list_priors
     from vicinal.priors import register_prior as register_prior
+    from vicinal.training.config import TrainConfig as TrainConfig
+    from vicinal.training.config import recipe as recipe
+    from vicinal.training.loop import fit as fit
+    from vicinal.training.loop import resume as resume
+    from vicinal.training.runs import Run as Run
 
 _HOME = {
     "Grid": "vicinal.grid",
     "Prior": "vicinal.priors",
+    "Run": "vicinal.training.runs",
+    "TrainConfig": "vicinal.training.config",
     "VicinalError": "vicinal.errors",
     "attach": "vicinal.attachment",
     "attend": "vicinal.attention",
@@ -36,11 +43,14 @@ _HOME = {
     "create_model": "vicinal.models",
     "detach": "vicinal.attachment",
     "ensure_torchvision": "vicinal._torchvision",
+    "fit": "vicinal.training.loop",
     "list_priors": "vicinal.priors",
     "load": "vicinal.models",
     "push_to_hub": "vicinal.models",
+    "recipe": "vicinal.training.config",
     "register_prior": "vicinal.priors",
     "resize": "vicinal.models",
+    "resume": "vicinal.training.loop",
     "save": "vicinal.models",
     "tap": "vicinal.attachment",
 }

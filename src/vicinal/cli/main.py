@@ -4,6 +4,7 @@ A verb's file is imported when the verb is called, so `vicinal --help` loads not
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +12,11 @@ import vicinal
 from vicinal.errors import VicinalError, unknown
 
 VERBS = {
+    "train": "train a model, with a prior or without; writes a run folder",
+    "eval": "evaluate a run on one of its splits",
+    "predict": "what a trained model makes of your own pictures",
+    "export": "write a trained model as ONNX or as a torch.export program",
+    "datasets": "list the sets of images, or look into one",
     "priors": "list the spatial priors and their options, or draw them",
     "cost": "parameters, multiplications and memory of models with and without priors",
     "models": "list models, or find out which of them take a prior",
@@ -35,8 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except VicinalError as error:
         if debug:
             raise
-        print(f"vicinal: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of several processes, one speaks
+            print(f"vicinal: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("vicinal: stopped", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # the reader, such as head, has seen enough
         sys.stderr.close()
     return 0

@@ -1,0 +1,81 @@
+"""What a run should know of its machine, and how a CPU is told to keep freed memory."""
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["describe", "keep_memory", "seed_everything"]
+
+# From glibc's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def keep_memory() -> bool:
+    """Tell the allocator of a CPU to keep what is freed, and the CPU to flush denormals; True if it took both.
+
+    A step frees hundreds of megabytes of activations and asks for the same again. glibc serves large pieces by mmap
+    and gives them back to the kernel at once, so each step faults every page anew, which costs up to a third of the
+    step. With no mmap and no trimming, freed pages stay with the process. Threads inherit how denormals are treated from
+    the thread that starts them, so this comes before torch starts its own. `benchmarks/training.py` measures it.
+    """
+    flushed = torch.set_flush_denormal(True)
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and flushed)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's generators for what comes next: starting weights, or drop path of one step."""
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a hundred times as long
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
+def describe(device: torch.device, processes: int, seed: int) -> dict[str, Any]:
+    """What `environment.json` says."""
+    packages = ("vicinal", "torch", "torchvision", "timm", "accelerate", "datasets", "numpy", "pillow")
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "seed": seed,
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "processes": processes,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: version(name) for name in packages},
+        "git_commit": _commit(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str | None:
+    """The commit of the source that runs, with + if it was changed since; None if it is no checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,105 @@
+import itertools
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vicinal.errors import VicinalError
+from vicinal.training.config import RECIPES, TrainConfig, recipe
+
+
+@given(
+    lr=st.floats(1e-6, 1.0),
+    img_size=st.lists(st.integers(1, 512), max_size=2).map(tuple),
+    flip=st.sampled_from([None, True, False]),
+    ema=st.none() | st.floats(0, 0.9999),
+    model=st.none() | st.sampled_from(["vit", "swin"]),
+    data_dir=st.none() | st.just(Path("some/where")),
+)
+def test_yaml_gives_back_what_was_written(tmp_path_factory, **values):
+    config = TrainConfig(**values)
+    file = tmp_path_factory.mktemp("config") / "config.yaml"
+    file.write_text(config.to_yaml())
+    assert TrainConfig.from_yaml(file) == config
+
+
+def test_a_file_names_a_recipe_and_what_differs(tmp_path):
+    file = tmp_path / "paper.yaml"
+    file.write_text("recipe: paper\nmodel: vit\nlr: 5e-4\nimg_size: 48\n")  # YAML reads 5e-4 as a text
+    config = TrainConfig.from_yaml(file)
+    assert (config.lr, config.img_size, config.epochs, config.mix) == (5e-4, (48,), 300, "both")
+
+
+def test_the_paper_recipe_is_the_papers():
+    config = recipe("paper")
+    assert (config.opt, config.lr, config.weight_decay, config.batch_size) == ("adamw", 1e-3, 0.05, 128)
+    assert (config.epochs, config.warmup, config.min_lr) == (300, 30, 1e-6)
+    assert (config.smoothing, config.drop_path, config.auto_augment, config.erasing) == (0.1, 0.1, True, 0.25)
+    assert (config.mix, config.mix_prob, config.prior_lr) == ("both", 0.5, 1.0)
+    assert TrainConfig() == recipe("quick")
+    assert set(RECIPES) == {"quick", "paper"}
+
+
+def test_every_field_is_documented():
+    import ast
+    import inspect
+
+    body = ast.parse(inspect.getsource(TrainConfig)).body[0].body
+    documented = {
+        first.target.id
+        for first, second in itertools.pairwise(body)
+        if isinstance(first, ast.AnnAssign) and isinstance(second, ast.Expr)
+    }
+    assert documented == {field.name for field in fields(TrainConfig)}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": 0}, "--epochs is a whole number, at least 1, given 0"),
+        ({"epochs": 2.5}, "--epochs is a whole number, given 2.5"),
+        ({"lr": -1.0}, "--lr is a number above 0, given -1"),
+        ({"lr": float("nan")}, "--lr is a number above 0, given nan"),
+        ({"smoothing": 1.0}, "--smoothing is a share from 0 to below 1, given 1"),
+        ({"warmup": 30}, "--warmup 30 is longer than the 20 epochs of the run"),
+        ({"min_lr": 1.0}, "--min-lr 1 is above --lr 0.001"),
+        ({"val_size": 2.5}, "--val-size is a share below 1 or a whole number of images, given 2.5"),
+        ({"img_size": (1, 2, 3)}, "--img-size is one number of pixels, or height and width"),
+        ({"precision": "fp8"}, "unknown --precision 'fp8'"),
+        ({"mix": "cutmx"}, "did you mean 'cutmix'"),
+        ({"pool": "max"}, "unknown --pool 'max'"),
+        ({"compile": "yes"}, "--compile is true or false, given 'yes'"),
+        ({"seed": -1}, "--seed is a whole number from 0"),
+        ({"init_from": "runs/x", "model": "vit"}, "--init-from brings its own model"),
+    ],
+)
+def test_wrong_values_are_named(values, message):
+    with pytest.raises(VicinalError, match=message.replace("(", r"\(")):
+        TrainConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modle: vit", "unknown field 'modle'; did you mean 'model'"),
+        ("recipe: papre", "unknown recipe 'papre'; did you mean 'paper'"),
+        ("- a\n- b", "holds no fields"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_wrong_files_are_named(tmp_path, text, message):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(VicinalError, match=message):
+        TrainConfig.from_yaml(file)
+    with pytest.raises(VicinalError, match=r"cannot read .*missing.yaml: No such file"):
+        TrainConfig.from_yaml(tmp_path / "missing.yaml")
+
+
+def test_a_folder_is_named_after_what_the_run_is():
+    config = TrainConfig(model="vit", prior="gmm:kernels=3+gab", dataset="cifar10", seed=2)
+    assert config.folder == Path("runs/vit-gmm-kernels=3+gab-cifar10-s2")
+    assert TrainConfig(dataset="folder:data/my photos").folder == Path("runs/vit-micro-my-photos-s0")
+    assert TrainConfig(out=Path("x/y")).folder == Path("x/y")
