@@ -1,0 +1,62 @@
+"""`vicinal export`: a trained model as a file for other programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from vicinal.cli.runs import model_folder
+from vicinal.errors import VicinalError
+
+__all__ = ["run"]
+
+
+def export(
+    run: Annotated[str, tyro.conf.Positional],
+    /,
+    format: Literal["onnx", "pt2"] = "onnx",
+    out: Path | None = None,
+    batch_size: int | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a trained model as one file for other programs, and check that it gives what the model gives.
+
+    Class names and preprocessing go along as JSON: in the metadata of an ONNX file, in the extra files of a pt2 file.
+
+    Args:
+        run: a run's folder, a saved model's folder, or hf-hub:owner/name.
+        format: onnx, for onnxruntime and many more; or pt2, for torch.export.load.
+        out: the file to write; by default RUN/model.onnx or RUN/model.pt2.
+        batch_size: the one number of images that the file takes at a time; any number by default.
+        overwrite: replace a file that is there.
+    """
+    source = model_folder(run)
+    file = out or _default(run, format)
+    if file.suffix in (".onnx", ".pt2") and file.suffix != f".{format}":
+        raise VicinalError(f"{file} would be a file of --format {format}; name it {file.with_suffix(f'.{format}')}")
+    if file.exists() and not overwrite:  # before the model is opened
+        raise VicinalError(f"there is a {file} already; give another --out, or --overwrite")
+
+    from vicinal.models import exporting, load
+
+    model = load(source)
+    exported = exporting.export(model, file, format, batch_size=batch_size, overwrite=overwrite)
+    batches = " and ".join(str(batch) for batch in exported.batches)
+    takes = "any number of images" if batch_size is None else f"{batch_size} image{'s' * (batch_size > 1)}"
+    print(f"wrote {file}: {file.stat().st_size / 1e6:.1f} MB, takes {takes} at a time")
+    print(
+        f"read again and compared with the model on batches of {batches}: outputs differ by at most "
+        f"{exported.difference:.1e} of the largest ({exporting.TOLERANCE:.0e} is tolerated)"
+    )
+
+
+def _default(run: str, format: str) -> Path:
+    if run.startswith("hf-hub:"):
+        return Path(f"{run.split('/')[-1].split('@')[0]}.{format}")
+    return Path(run, f"model.{format}")
+
+
+def run(words: Sequence[str]) -> None:
+    """Parse the words behind the verb and act."""
+    tyro.cli(export, prog="vicinal export", args=words)
