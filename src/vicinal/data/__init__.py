@@ -1,0 +1,32 @@
+"""From a name or a folder to batches: sources, splits, a cache of decoded pictures, transforms, loading."""
+
+from vicinal._torchvision import ensure_torchvision
+
+ensure_torchvision()  # before any of these imports torchvision or timm
+
+from vicinal.data.decoding import decode  # noqa: E402
+from vicinal.data.images import Images  # noqa: E402
+from vicinal.data.loading import Loader  # noqa: E402
+from vicinal.data.pictures import Pictures, Source  # noqa: E402
+from vicinal.data.seeding import derive  # noqa: E402
+from vicinal.data.sets import SETS, Facts  # noqa: E402
+from vicinal.data.sources import open_source  # noqa: E402
+from vicinal.data.splitting import Splits, split  # noqa: E402
+from vicinal.data.transforms import Augmentation, Preprocessing, evaluation_tensor  # noqa: E402
+
+__all__ = [
+    "SETS",
+    "Augmentation",
+    "Facts",
+    "Images",
+    "Loader",
+    "Pictures",
+    "Preprocessing",
+    "Source",
+    "Splits",
+    "decode",
+    "derive",
+    "evaluation_tensor",
+    "open_source",
+    "split",
+]
