@@ -15,7 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from vicinal.data.pictures import Pictures
-from vicinal.data.transforms import Pixels, Preprocessing, as_pixels, cover
+from vicinal.data.policies import Pixels, as_pixels
+from vicinal.data.transforms import Preprocessing, cover
 from vicinal.errors import VicinalError
 
 __all__ = ["Cache", "open_cache"]

@@ -11,9 +11,10 @@ from torch.utils.data import Dataset
 
 from vicinal.data.caching import open_cache
 from vicinal.data.pictures import Pictures
+from vicinal.data.policies import Pixels, as_pixels
 from vicinal.data.seeding import derive, own_randomness, reseed
 from vicinal.data.sources import cache_folder
-from vicinal.data.transforms import Augmentation, Augmenter, Pixels, Preprocessing, as_pixels, centre, normalise
+from vicinal.data.transforms import Augmentation, Augmenter, Preprocessing, centre, normalise
 
 __all__ = ["Images"]
 

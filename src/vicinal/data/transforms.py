@@ -11,30 +11,23 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
-from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
+from vicinal.data.policies import Pixels, Policy, as_picture, as_pixels
 from vicinal.errors import VicinalError
 
 __all__ = [
     "Augmentation",
     "Augmenter",
-    "Pixels",
     "Preprocessing",
-    "as_picture",
-    "as_pixels",
     "centre",
     "cover",
     "evaluation_tensor",
     "normalise",
 ]
-
-Pixels = NDArray[np.uint8]
-"""(height, width, channels)"""
 
 RESIZED_CROPS_FROM = 96  # pixels; smaller images are cropped after padding
 INTERPOLATIONS = {
@@ -127,22 +120,10 @@ class Augmentation:
     """Share of the pictures in which a rectangle of up to 0.4 of the area becomes the mean (Zhong et al. 2020)."""
 
     def __post_init__(self) -> None:
-        if self.auto_augment is not None and self.auto_augment.upper() not in AutoAugmentPolicy.__members__:
+        if self.auto_augment not in (None, "cifar10", "svhn", "imagenet"):
             raise VicinalError(f"unknown policy {self.auto_augment!r}; expected cifar10, svhn or imagenet")
         if not 0 <= self.erasing <= 1:
             raise VicinalError(f"erasing is a share between 0 and 1, given {self.erasing}")
-
-
-def as_pixels(picture: Image.Image, channels: int) -> Pixels:
-    """A picture as an array."""
-    mode = "L" if channels == 1 else "RGB"
-    pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
-    return pixels[..., None] if channels == 1 else pixels
-
-
-def as_picture(pixels: Pixels) -> Image.Image:
-    """An array as a picture."""
-    return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
 def cover(picture: Image.Image, size: tuple[int, int], interpolation: str, *, enlarge: bool = True) -> Image.Image:
@@ -190,7 +171,7 @@ class Augmenter:
         self.policy = None
         if augmentation.auto_augment is not None:
             fill = [round(255 * value) for value in preprocessing.mean]
-            self.policy = _Policy(AutoAugmentPolicy[augmentation.auto_augment.upper()], fill=fill)
+            self.policy = Policy(augmentation.auto_augment, fill)
         self.erasing = RandomErasing(augmentation.erasing, max_area=0.4, mode="const", device="cpu")
 
     def __call__(self, pixels: Pixels) -> Pixels:
@@ -204,8 +185,7 @@ class Augmenter:
         if self.augmentation.flip and random.random() < 0.5:
             pixels = pixels[:, ::-1]
         if self.policy is not None:
-            picture = as_picture(np.ascontiguousarray(pixels))
-            pixels = as_pixels(self.policy(picture), self.preprocessing.channels)
+            pixels = self.policy(pixels)
         return pixels
 
     def padded_crop(self, pixels: Pixels) -> Pixels:
@@ -220,20 +200,6 @@ class Augmenter:
             place.append(slice(first - start, last - start))
         window[tuple(place)] = pixels[tuple(inside)]
         return window
-
-
-class _Policy(AutoAugment):
-    """AutoAugment that works out its magnitudes once for each size, not for every picture."""
-
-    def __init__(self, policy: AutoAugmentPolicy, fill: list[int]) -> None:
-        super().__init__(policy, fill=fill)
-        self.spaces: dict[Any, Any] = {}
-
-    def _augmentation_space(self, num_bins: int, image_size: tuple[int, int]) -> Any:
-        key = num_bins, *image_size
-        if key not in self.spaces:
-            self.spaces[key] = super()._augmentation_space(num_bins, image_size)
-        return self.spaces[key]
 
 
 def _covering(pixels: Pixels, size: tuple[int, int], interpolation: str) -> Pixels:
