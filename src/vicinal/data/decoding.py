@@ -25,7 +25,7 @@ def decode(content: bytes | Path, where: str, channels: int = 3) -> Image.Image:
         raise VicinalError(f"{where} is not there") from None
     except UnidentifiedImageError:
         raise VicinalError(f"{where} is no picture that can be read; remove or replace it") from None
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's decoders raise many kinds at what they do not expect
         raise VicinalError(f"{where} cannot be read: {error}; it may be cut off, remove or replace it") from None
 
 
@@ -34,6 +34,6 @@ def _plain(picture: Image.Image) -> Image.Image:
     if picture.mode in ("P", "PA", "LA", "La", "RGBA", "RGBa") or "transparency" in picture.info:
         solid = picture.convert("RGBA")  # transparent parts become white, not what lies behind them
         return Image.alpha_composite(Image.new("RGBA", solid.size, "white"), solid)
-    if picture.mode.startswith("I"):  # 16 bits, which would be cut off at 255
+    if picture.mode.startswith("I;16"):  # 16 bits, which would be cut off at 255
         return picture.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     return picture

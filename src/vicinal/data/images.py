@@ -26,12 +26,14 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 
     A key is a pair (epoch, index): what is drawn at random depends on the seed, the epoch and the picture only.
 
+    >>> import tempfile
     >>> from vicinal.data import Images, Preprocessing, open_source
     >>> source = open_source("digits")
-    >>> images = Images(source.test, Preprocessing(8, 8, 1, source.facts.mean, source.facts.std))
-    >>> pixels, labels = images[[(0, 0), (0, 5)]]
-    >>> tuple(pixels.shape), tuple(labels.shape)
-    ((2, 1, 8, 8), (2,))
+    >>> preprocessing = Preprocessing(8, 8, 1, source.facts.mean, source.facts.std)
+    >>> images = Images(source.test, preprocessing, cache_dir=Path(tempfile.mkdtemp()))
+    >>> image, label = images[0, 5]  # epoch 0, image 5
+    >>> tuple(image.shape), int(label)
+    ((1, 8, 8), 0)
 
     Args:
         pictures: a split, or part of one.
@@ -60,9 +62,10 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def __getitem__(self, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """The same as `__getitems__`."""
-        return self.__getitems__(keys)
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """One image `(channels, height, width)` and its label."""
+        images, labels = self.__getitems__([key])
+        return images[0], labels[0]
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """A batch: float32 images `(n, channels, height, width)`, normalised, and int64 labels `(n,)`."""

@@ -23,9 +23,12 @@ class Loader:
     To train (`shuffle=True`), a step takes `batch_size` images over all processes, of which each has its slice; images
     that do not fill a last step are left out of that epoch. To evaluate, each process takes every `world`-th image.
 
+    >>> import tempfile
+    >>> from pathlib import Path
     >>> from vicinal.data import Images, Loader, Preprocessing, open_source
     >>> source = open_source("digits")
-    >>> images = Images(source.test, Preprocessing(8, 8, 1, source.facts.mean, source.facts.std))
+    >>> preprocessing = Preprocessing(8, 8, 1, source.facts.mean, source.facts.std)
+    >>> images = Images(source.test, preprocessing, cache_dir=Path(tempfile.mkdtemp()))
     >>> loader = Loader(images, batch_size=100, shuffle=False)
     >>> [len(labels) for _, labels in loader.batches(epoch=0)]
     [100, 100, 100, 59]
@@ -85,6 +88,9 @@ class Loader:
         """The batches of an epoch, from step `start` on. An earlier iteration that was not finished ends here."""
         if not 0 <= start <= self.steps:
             raise VicinalError(f"an epoch has {self.steps} steps; cannot start at step {start}")
+        return self._iterate(epoch, start)
+
+    def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
         self._turn += 1
         turn = self._turn
         self._keys[:] = [[(epoch, index) for index in part] for part in self._parts(epoch)[start:]]
@@ -125,9 +131,6 @@ class _Told(Dataset[Batch]):
 
     def __init__(self, images: Images) -> None:
         self.images = images
-
-    def __getitem__(self, keys: Sequence[tuple[int, int]]) -> Batch | VicinalError:  # type: ignore[override]
-        return self.__getitems__(keys)
 
     def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | VicinalError:
         try:

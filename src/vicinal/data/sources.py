@@ -64,10 +64,12 @@ def open_source(name: str, *, data_dir: Path | None = None, cache_dir: Path | No
     else:
         raise _unknown(name)
     if len(names) < 2:
-        raise VicinalError(f"{name} has one class only, {names[0]!r}; there is nothing to tell apart")
+        raise VicinalError(f"{name} has one class only ({''.join(names)}); there is nothing to tell apart")
     if test is None:
         left, held = hold_out(train.labels, TEST_SHARE, TEST_SEED)
         train, test = train.take(left), train.take(held)
+    if not len(train) or not len(test):
+        raise VicinalError(f"{name} has too few images: {len(train)} to train on, {len(test)} to test on")
     return Source(name, train, test, names, facts, channels)
 
 

@@ -46,7 +46,7 @@ def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
         raise VicinalError(f"{path} has no Parquet files; expected some such as train-00000-of-00001.parquet")
     files: dict[str, list[Path]] = {}
     for file in found:
-        name = re.match(r"\w+?(?=-|\.parquet$)", file.name)
+        name = re.match(r"\w+(?=-|\.parquet$)", file.name)
         files.setdefault(name[0] if name and path.is_dir() else "train", []).append(file)
     try:
         loaded = load_dataset(
@@ -55,7 +55,7 @@ def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
             cache_dir=str(cache / "parquet"),
         )
     except (DatasetGenerationError, OSError, ValueError) as error:
-        raise VicinalError(f"cannot read {path}: {_first_line(error.__cause__ or error)}") from None
+        raise VicinalError(f"cannot read {path}: {_said(error.__cause__ or error)}") from None
     return {split: Table(loaded[split], _version(parts)) for split, parts in files.items()}
 
 
@@ -65,6 +65,8 @@ def open_hub(name: str, config: str | None) -> dict[str, Table]:
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
 
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise VicinalError(f"{name!r} is no name of a set on the Hub; expected one such as uoft-cs/cifar10")
     page = f"https://huggingface.co/datasets/{name}"
     try:
         loaded = load_dataset(name, config)
@@ -79,11 +81,11 @@ def open_hub(name: str, config: str | None) -> dict[str, Table]:
         raise VicinalError(f"{name} holds no files that Datasets can read; see {page}") from None
     except (ConnectionError, TimeoutError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         raise VicinalError(
-            f"cannot get {name} from the Hugging Face Hub: {_first_line(error)}. Without the Hub, --data-dir PATH "
+            f"cannot get {name} from the Hugging Face Hub: {_said(error)}. Without the Hub, --data-dir PATH "
             "reads a Parquet copy of a named set, and folder:PATH, parquet:PATH and digits need none"
         ) from None
     except (ValueError, RuntimeError) as error:
-        raise VicinalError(f"cannot open {name}: {_first_line(error)}") from None
+        raise VicinalError(f"cannot open {name}: {_said(error)}. hub:ID@CONFIG chooses a config") from None
     return {str(split): Table(dataset, str(dataset._fingerprint)) for split, dataset in loaded.items()}
 
 
@@ -111,7 +113,9 @@ def read_tables(
     names = getattr(features[columns[1]], "names", None)
     if names is None:
         values = {value for part in parts for value in tables[part].dataset.unique(columns[1])}
-        names = [str(value) for value in sorted(values - {None})]
+        names = [str(value) for value in sorted(values - {None, -1})]
+    if known and len(names) != known.classes:
+        raise VicinalError(f"{where} has {len(names)} classes, expected {known.classes}; is it another set?")
     training = _read([tables[part] for part in parts], "+".join(parts), columns, names, where)
     testing = _read([tables[test]], test, columns, names, where) if test else None
     return training, testing, list(names)
@@ -128,9 +132,11 @@ class _Rows:
     def __call__(self, row: int) -> Image.Image:
         image = self.dataset.data.column(self.column)[row].as_py()
         where = f"{self.where}, image {row}"
-        if image is None:
+        if isinstance(image, dict):  # as Datasets stores it: the file, or where it is
+            image = image["bytes"] or (image.get("path") and Path(image["path"]))
+        if not image:
             raise VicinalError(f"{where} is missing")
-        return decode(Path(image["path"]) if image["bytes"] is None else image["bytes"], where)
+        return decode(image, where)
 
 
 def _read(tables: list[Table], split: str, columns: tuple[str, str], names: list[str], where: str) -> Pictures:
@@ -152,22 +158,28 @@ def _read(tables: list[Table], split: str, columns: tuple[str, str], names: list
 def _numbers(dataset: Any, column: str, names: list[str], where: str) -> Indices:
     """The label of every row as a class number."""
     values = dataset.data.column(column).to_pylist()
-    if getattr(dataset.features[column], "names", None) is None:
-        number = {name: index for index, name in enumerate(names)}
-        values = [None if value is None else number.get(str(value), value) for value in values]
+    numbered = getattr(dataset.features[column], "names", None) is not None
+    number = {index if numbered else name: index for index, name in enumerate(names)}
+    labels = np.empty(len(values), np.int64)
     for row, value in enumerate(values):
         if value is None or value == -1:
-            raise VicinalError(f"{where} has images without a label, the first is image {row}; take a labelled split")
-        if not isinstance(value, int) or not 0 <= value < len(names):
+            raise VicinalError(f"{where} has images without a label; the first is image {row}")
+        label = number.get(value if numbered else str(value))
+        if label is None:
             raise VicinalError(f"{where}, image {row} is of class {value!r}, which the split to train on does not have")
-    return np.array(values, np.int64)
+        labels[row] = label
+    return labels
 
 
 def _columns(features: Mapping[str, Any], where: str) -> tuple[str, str]:
     """The columns of images and of labels, by what they hold, then by usual names."""
     kinds = {name: type(feature).__name__ for name, feature in features.items()}
     plain = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
-    images = [name for name, kind in kinds.items() if kind == "Image"]
+    images = [name for name, kind in kinds.items() if kind == "Image"] or [
+        name
+        for name in IMAGES
+        if plain.get(name) == "binary" or (kinds.get(name) == "dict" and "bytes" in features[name])
+    ]
     labels = [name for name, kind in kinds.items() if kind == "ClassLabel"] or [
         name for name in LABELS if plain.get(name, "").startswith(("int", "uint", "string"))
     ]
@@ -187,5 +199,6 @@ def _version(files: list[Path]) -> str:
     return "\n".join(f"{file.resolve()} {about.st_size} {about.st_mtime_ns}" for file, about in facts)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:300].rstrip(".")

@@ -86,8 +86,8 @@ class Preprocessing:
             channels,
             tuple(declared["mean"]),
             tuple(declared["std"]),
-            declared.get("interpolation", "bicubic"),
-            declared.get("crop_pct", 1.0),
+            declared.get("interpolation") or "bicubic",
+            declared.get("crop_pct") or 1.0,
         )
 
     def declared(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def cover(picture: Image.Image, size: tuple[int, int], interpolation: str, *, en
         resized = (max(to_width, to_height * width // height), to_height)
     else:
         resized = (to_width, max(to_height, to_width * height // width))
-    if resized == picture.size or (resized[0] > width and not enlarge):
+    if resized == picture.size or (not enlarge and (resized[0] > width or resized[1] > height)):
         return picture
     return picture.resize(resized, INTERPOLATIONS[interpolation])
 

@@ -1,0 +1,81 @@
+"""`vicinal datasets`: what sets of images there are, and what is in one of them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from vicinal.errors import VicinalError
+
+__all__ = ["run"]
+
+LOOKED_AT = 200  # pictures, to find out sizes
+
+
+def datasets(
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    /,
+    data_dir: Path | None = None,
+) -> None:
+    """List the sets of images that have a name, or look into one.
+
+    Args:
+        name: a set to open and describe; also folder:PATH, parquet:PATH, hub:ID or hub:ID@CONFIG.
+        data_dir: a Parquet copy of a named set, to read in place of the Hub.
+    """
+    if name is None and data_dir is not None:
+        raise VicinalError("--data-dir needs the name of a set, as in: vicinal datasets cifar10 --data-dir PATH")
+    print(overview() if name is None else describe(name, data_dir))
+
+
+def overview() -> str:
+    """All names, a line each, and the other spellings."""
+    from vicinal.data.sets import SETS
+    from vicinal.data.sources import SPELLINGS
+
+    lines = [f"{'dataset':17}{'classes':>7}{'train':>11}{'test':>8}{'size':>6}{'channels':>10}  from"]
+    lines.append(f"{'digits':17}{10:>7}{1438:>11,}{359:>8,}{8:>6}{1:>10}  scikit-learn, no download")
+    for name, known in SETS.items():
+        train, test = known.images
+        channels = len(known.facts.mean)
+        lines.append(
+            f"{name:17}{known.classes:>7,}{train:>11,}{test:>8,}{known.facts.size:>6}{channels:>10}  {known.page}"
+        )
+    lines += ["", "size is what to train at, in pixels; validation images are held out of train", ""]
+    lines += [f"{spelling:24}{meaning}" for spelling, meaning in SPELLINGS.items()]
+    return "\n".join([*lines, "", "vicinal datasets NAME [--data-dir PATH] looks into one"])
+
+
+def describe(name: str, data_dir: Path | None) -> str:
+    """One set: its classes, splits, balance, sizes and statistics."""
+    import numpy as np
+
+    from vicinal.data import SETS, open_source, split
+
+    source = open_source(name, data_dir=data_dir)
+    splits, facts, count = split(source), source.facts, len(source.class_names)
+    place = data_dir or (SETS[name].page if name in SETS else "")
+    counts = np.bincount(source.train.labels, minlength=count)
+    few, many = (f"{counts[at]:,} ({source.class_names[at]})" for at in (counts.argmin(), counts.argmax()))
+    looked_at = np.unique(np.linspace(0, len(source.train) - 1, LOOKED_AT).astype(int))
+    sizes = np.array([source.train.picture(int(index)).size for index in looked_at])
+    low, high = sizes.min(0), sizes.max(0)
+    size = f"{low[1]} x {low[0]}" + ("" if (low == high).all() else f" to {high[1]} x {high[0]}")
+    shown = ", ".join(source.class_names[:10]) + (", ..." if count > 10 else "")
+    lines = {
+        "dataset": f"{name}  {place}".rstrip(),
+        "classes": f"{count}: {shown}",
+        "images": f"train {len(splits.train):,}, val (held out of train) {len(splits.val):,}, test {len(splits.test):,}",
+        "balance": f"{few} to {many} images a class in train and val",
+        "sizes": f"{size} pixels, height x width, of {len(looked_at)} pictures looked at; to train at: {facts.size}",
+        "channels": str(source.channels),
+        "mean, std": f"{', '.join(map(str, facts.mean))}; {', '.join(map(str, facts.std))}",
+        "augmentation": f"AutoAugment policy {facts.policy}, {'flips' if facts.flip else 'no flips'}",
+    }
+    return "\n".join(f"{key:14}{value}" for key, value in lines.items())
+
+
+def run(words: Sequence[str]) -> None:
+    """Parse the words behind the verb and act."""
+    tyro.cli(datasets, prog="vicinal datasets", args=words)
