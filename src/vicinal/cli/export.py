@@ -13,7 +13,7 @@ __all__ = ["run"]
 
 
 def export(
-    run: Annotated[str, tyro.conf.Positional],
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     /,
     format: Literal["onnx", "pt2"] = "onnx",
     out: Path | None = None,
