@@ -17,7 +17,7 @@ def model_folder(run: str) -> str | Path:
         if (candidate / "config.json").is_file():
             return candidate
     if not folder.exists():
-        raise VicinalError(f"there is no run {run}{_nearest(folder)}; expected {EXPECTED}")
+        raise VicinalError(f"there is no run {run}; {_nearest(folder) or f'expected {EXPECTED}'}")
     if (folder / "config.yaml").is_file():
         raise VicinalError(f"the run {run} is not finished, so it has no model yet; vicinal train --resume {run}")
     what = "folder without a run or a model" if folder.is_dir() else "file"
@@ -34,4 +34,4 @@ def _nearest(folder: Path) -> str:
     marks = ("config.yaml", "config.json", "model/config.json")
     runs = [each.name for each in folder.parent.iterdir() if any((each / mark).is_file() for mark in marks)]
     nearest = difflib.get_close_matches(folder.name, runs, n=1)
-    return f"; did you mean {folder.parent / nearest[0]}?" if nearest else ""
+    return f"did you mean {folder.parent / nearest[0]}?" if nearest else ""
