@@ -66,7 +66,7 @@ def describe(name: str, data_dir: Path | None) -> str:
     lines = {
         "dataset": f"{name}  {place}".rstrip(),
         "classes": f"{count}: {shown}",
-        "images": f"train {len(splits.train):,}, val (held out of train) {len(splits.val):,}, test {len(splits.test):,}",
+        "images": f"train {len(splits.train):,}, val (out of train) {len(splits.val):,}, test {len(splits.test):,}",
         "balance": f"{few} to {many} images a class in train and val",
         "sizes": f"{size} pixels, height x width, of {len(looked_at)} pictures looked at; to train at: {facts.size}",
         "channels": str(source.channels),

@@ -33,7 +33,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
     >>> images = Images(source.test, preprocessing, cache_dir=Path(tempfile.mkdtemp()))
     >>> image, label = images[0, 5]  # epoch 0, image 5
     >>> tuple(image.shape), int(label)
-    ((1, 8, 8), 0)
+    ((1, 8, 8), 8)
 
     Args:
         pictures: a split, or part of one.

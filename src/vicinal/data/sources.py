@@ -49,8 +49,14 @@ def open_source(name: str, *, data_dir: Path | None = None, cache_dir: Path | No
         train, test, names, facts, channels = *_digits(), DIGITS, 1
     elif name in SETS:
         known, facts = SETS[name], SETS[name].facts
-        tables = open_parquet(data_dir, cache_folder(cache_dir)) if data_dir else open_hub(known.id, known.config)
-        train, test, names = read_tables(tables, str(data_dir or known.id), known)
+        if data_dir is None:
+            train, test, names = read_tables(open_hub(known.id, known.config), known.id, known)
+        else:
+            inner = data_dir / (known.config or "")  # a copy of the whole repository has a folder for each config
+            tables = open_parquet(inner if inner.is_dir() else data_dir, cache_folder(cache_dir))
+            train, test, names = read_tables(tables, str(data_dir), known)
+            if len(names) != known.classes:
+                raise VicinalError(f"{data_dir} has {len(names)} classes, {name} has {known.classes}: another set?")
     elif kind in ("folder", "parquet", "hub") and not place:
         raise VicinalError(f"{name!r} does not say which; write it as {_spelling(kind)}")
     elif kind == "folder":
@@ -113,5 +119,5 @@ def _unknown(name: str) -> VicinalError:
         nearest = [f"folder:{name}"]
     elif "/" in name and ":" not in name:
         nearest = [f"hub:{name}"]
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return VicinalError(f"unknown dataset {name!r}; {hint}Known: {', '.join(known)}, {', '.join(SPELLINGS)}")
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+    return VicinalError(f"unknown dataset {name!r}{hint} Known: {', '.join(known)}, {', '.join(SPELLINGS)}")

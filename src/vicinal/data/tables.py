@@ -46,8 +46,10 @@ def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
         raise VicinalError(f"{path} has no Parquet files; expected some such as train-00000-of-00001.parquet")
     files: dict[str, list[Path]] = {}
     for file in found:
-        name = re.match(r"\w+(?=-|\.parquet$)", file.name)
-        files.setdefault(name[0] if name and path.is_dir() else "train", []).append(file)
+        split = file.stem.split("-")[0] if path.is_dir() else "train"
+        if split.isdigit():  # SPLIT/0000.parquet, as the Hub converts sets
+            split = file.parent.name
+        files.setdefault(split, []).append(file)
     try:
         loaded = load_dataset(
             "parquet",
@@ -99,12 +101,14 @@ def read_tables(
         where: what to call them in an error.
         known: which splits and columns to take; found out if not given.
     """
-    train = known.train if known else "train" if "train" in tables else next(iter(tables))
-    test = known.test if known else next((name for name in TESTS if name in tables and name != train), None)
-    parts = [name for name in train.split("+") if name in tables] if known else [train]
-    for wanted in {train.split("+")[0], test or train}:
-        if wanted not in tables and known:
-            raise VicinalError(f"{where} has no split {wanted!r}; it has {', '.join(tables)}")
+    if known is not None:
+        parts, test = known.train.split("+"), known.test
+        for split in (*parts, test):
+            if split not in tables:
+                raise VicinalError(f"{where} has no split {split!r}; it has {', '.join(tables)}")
+    else:
+        parts = ["train" if "train" in tables else next(iter(tables))]
+        test = next((name for name in TESTS if name in tables and name not in parts), "")
     features = tables[parts[0]].dataset.features
     columns = (known.image, known.label) if known else _columns(features, where)
     for column in columns:
@@ -114,8 +118,6 @@ def read_tables(
     if names is None:
         values = {value for part in parts for value in tables[part].dataset.unique(columns[1])}
         names = [str(value) for value in sorted(values - {None, -1})]
-    if known and len(names) != known.classes:
-        raise VicinalError(f"{where} has {len(names)} classes, expected {known.classes}; is it another set?")
     training = _read([tables[part] for part in parts], "+".join(parts), columns, names, where)
     testing = _read([tables[test]], test, columns, names, where) if test else None
     return training, testing, list(names)

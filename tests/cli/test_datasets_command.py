@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from vicinal.cli.datasets import run
+from vicinal.data import SETS
+from vicinal.errors import VicinalError
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VICINAL_CACHE", str(tmp_path / "cache"))
+
+
+def test_lists_every_set_and_the_other_spellings(capsys):
+    run([])
+    out = capsys.readouterr().out
+    for name, known in SETS.items():
+        assert f"\n{name:17}" in out
+        assert known.page in out
+    assert "\ndigits                10      1,438     359     8         1  scikit-learn" in out
+    for spelling in ("folder:PATH", "parquet:PATH", "hub:ID@CONFIG"):
+        assert spelling in out
+
+
+def test_looks_into_the_digits(capsys):
+    run(["digits"])
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["classes"] == "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert lines["images"] == "train 1,294, val (out of train) 144, test 359"
+    assert lines["sizes"].startswith("8 x 8 pixels")
+    assert lines["channels"] == "1"
+    assert "no flips" in lines["augmentation"]
+
+
+def test_looks_into_a_folder(tmp_path, capsys):
+    for name, count in (("cat", 20), ("dog", 30)):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.zeros((10 + number, 40, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "pets" / name / f"{number}.png")
+    run([f"folder:{tmp_path / 'pets'}"])
+    out = capsys.readouterr().out
+    assert "2: cat, dog" in out
+    assert "train 36, val (out of train) 4, test 10" in out
+    assert "16 (cat) to 24 (dog) images a class" in out
+    assert " x 40 pixels, height x width, of 40 pictures looked at; to train at: 224" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cifar1"], "unknown dataset 'cifar1'; did you mean 'cifar10'"),
+        (["folder:nowhere"], "nowhere is not there; expected a folder of images"),
+        (["--data-dir", "x"], "--data-dir needs the name of a set"),
+        (["cifar10", "--data-dir", "nowhere"], "nowhere is not there; expected a folder of Parquet files"),
+    ],
+)
+def test_bad_input_is_an_error(words, message):
+    with pytest.raises(VicinalError, match=message):
+        run(words)

@@ -1,0 +1,210 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from vicinal.data import Augmentation, Images, Loader, Preprocessing, evaluation_tensor, open_source, split
+from vicinal.errors import VicinalError
+
+ALL = Augmentation(auto_augment="cifar10", erasing=0.5)
+
+
+@pytest.fixture
+def pictures(in_memory, noise):
+    """70 pictures of several sizes; the label is what the number leaves when divided by 3."""
+    return in_memory([noise(20 + number % 3 * 10, 24, number) for number in range(70)])
+
+
+@pytest.fixture
+def images(pictures, square):
+    return Images(pictures, square(16), ALL, seed=3)
+
+
+def batches(images, epoch=0, start=0, **options):
+    return list(Loader(images, **options).batches(epoch, start))
+
+
+def same(first, second) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a, b) for x, y in zip(first, second, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def test_evaluation_shows_every_picture_as_evaluation_tensor_does(pictures, square):
+    for size in (16, 100):  # from the cache, and decoded now
+        images = Images(pictures, square(size))
+        found, labels = images.__getitems__([(0, index) for index in range(70)])
+        assert found.shape == (70, 3, size, size)
+        assert found.dtype == torch.float32
+        assert labels.tolist() == [index % 3 for index in range(70)]
+        expected = [evaluation_tensor(pictures.picture(index), square(size)) for index in range(70)]
+        assert torch.equal(found, torch.stack(expected))
+
+
+def test_one_image_is_the_same_alone(images):
+    found, labels = images.__getitems__([(2, 5), (2, 6)])
+    image, label = images[2, 6]
+    assert torch.equal(image, found[1])
+    assert label == labels[1] == 0
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_image_only(pictures, square, images):
+    reference = images.__getitems__([(1, 7)])[0]
+    assert torch.equal(images.__getitems__([(0, 1), (1, 7), (5, 5)])[0][1:2], reference)
+    torch.manual_seed(99)
+    random.seed(99)
+    assert torch.equal(images.__getitems__([(1, 7)])[0], reference)
+    assert not torch.equal(images.__getitems__([(2, 7)])[0], reference)
+    assert not torch.equal(Images(pictures, square(16), ALL, seed=4).__getitems__([(1, 7)])[0], reference)
+
+
+def test_the_global_generators_are_not_touched(images):
+    def drawn():
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    for workers in (0, 1):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        expected = drawn()
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        batches(images, batch_size=8, shuffle=True, workers=workers)
+        assert drawn() == expected
+
+
+def test_one_channel_and_rectangles_are_altered_too(cache):
+    source = open_source("digits")
+    images = Images(
+        split(source).train, Preprocessing(8, 12, 1, (0.3,), (0.4,)), Augmentation(auto_augment="svhn", erasing=1.0)
+    )
+    found, _ = images.__getitems__([(0, index) for index in range(200)])
+    assert found.shape == (200, 1, 8, 12)
+    assert torch.isfinite(found).all()
+
+
+def test_gray_pictures_serve_models_of_three_channels(square):
+    source = open_source("digits")
+    found, _ = Images(source.test, Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3)).__getitems__([(0, 0)])
+    assert torch.equal(found[0, 0], found[0, 2])
+    assert np.allclose(found[0, 0] * 0.5 + 0.5, np.asarray(source.test.picture(0)) / 255, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_change_nothing(images, workers):
+    for shuffle in (True, False):
+        alone = Loader(images, batch_size=16, shuffle=shuffle, seed=5)
+        helped = Loader(images, batch_size=16, shuffle=shuffle, seed=5, workers=workers)
+        for epoch in (0, 1):
+            assert same(list(alone.batches(epoch)), list(helped.batches(epoch)))
+
+
+def test_large_pictures_are_decoded_by_workers_alike(pictures, square):
+    images = Images(pictures, square(100), ALL)
+    assert same(batches(images, batch_size=8, shuffle=True), batches(images, batch_size=8, shuffle=True, workers=2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_goes_on_where_it_was_interrupted(images, workers):
+    loader = Loader(images, batch_size=8, shuffle=True, workers=workers)
+    assert loader.steps == 8
+    whole = list(loader.batches(4))
+    assert len(whole) == 8
+    for start in (0, 3, 8):
+        assert same(list(loader.batches(4, start)), whole[start:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_can_be_left_in_the_middle(images, workers):
+    loader = Loader(images, batch_size=4, shuffle=True, workers=workers)
+    whole = list(loader.batches(1))
+    for number, _ in enumerate(loader.batches(0)):
+        if number == 2:
+            break
+    assert same(list(loader.batches(1)), whole)
+    left = loader.batches(0)
+    next(left)
+    assert torch.equal(next(loader.batches(1))[0], whole[0][0])
+    with pytest.raises(RuntimeError, match="ended when batches"):
+        next(left)
+
+
+def test_an_epoch_shows_every_image_once_in_an_order_of_its_own(images):
+    def order(epoch, seed=0, batch_size=10):
+        loader = Loader(images, batch_size=batch_size, shuffle=True, seed=seed)
+        return [index for part in loader._parts(epoch) for index in part]
+
+    assert sorted(order(0)) == list(range(70))
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+    assert order(0) != order(0, seed=1)
+    assert order(0, batch_size=32) == order(0)[:64]  # the incomplete last step is left out
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_slices_of_the_processes_join_to_the_batch_of_one(images, world):
+    whole = batches(images, batch_size=16, shuffle=True, epoch=2)
+    parts = [batches(images, batch_size=16, shuffle=True, epoch=2, rank=rank, world=world) for rank in range(world)]
+    joined = [tuple(torch.cat(pieces) for pieces in zip(*step, strict=True)) for step in zip(*parts, strict=True)]
+    assert same(joined, whole)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 71])
+def test_evaluation_covers_every_image_once(pictures, square, world):
+    images = Images(pictures, square(16))
+    everything = images.__getitems__([(0, index) for index in range(70)])[0]
+    seen = 0
+    for rank in range(world):
+        loader = Loader(images, batch_size=8, shuffle=False, rank=rank, world=world)
+        own = list(loader.batches(0))
+        assert len(own) == loader.steps
+        assert all(len(labels) == 8 for _, labels in own[:-1])
+        found = torch.cat([images for images, _ in own]) if own else everything[:0]
+        assert torch.equal(found, everything[rank::world])
+        seen += len(found)
+    assert seen == 70
+
+
+def test_no_images_are_no_batches(pictures, square):
+    images = Images(pictures.take(np.array([], int)), square(16))
+    assert len(images) == 0
+    assert batches(images, batch_size=8, shuffle=False) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 71}, "a batch of 71 needs more than the 70 images; use at most 70"),
+        ({"batch_size": 72, "world": 4}, "use at most 68"),
+        ({"batch_size": 10, "world": 4}, "a batch of 10 images cannot be shared among 4 processes alike"),
+        ({"batch_size": 0}, "at least 1 image, given 0"),
+        ({"batch_size": 4, "rank": 2, "world": 2}, "rank is between 0 and 1, given 2"),
+        ({"batch_size": 4, "workers": -1}, "workers is a number of processes"),
+    ],
+)
+def test_bad_options_are_errors(images, options, message):
+    with pytest.raises(VicinalError, match=message):
+        Loader(images, shuffle=True, **options)
+
+
+def test_a_start_behind_the_end_is_an_error(images):
+    with pytest.raises(VicinalError, match="an epoch has 8 steps; cannot start at step 9"):
+        Loader(images, batch_size=8, shuffle=True).batches(0, 9)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_picture_is_told_in_one_line_also_by_workers(folder, square, workers):
+    (folder / "dog" / "2.png").write_bytes(b"words")
+    images = Images(open_source(f"folder:{folder}").train, square(100))
+    with pytest.raises(VicinalError) as raised:
+        batches(images, batch_size=4, shuffle=False, workers=workers)
+    assert str(raised.value) == f"{folder / 'dog' / '2.png'} is no picture that can be read; remove or replace it"
+
+
+def test_a_damaged_picture_is_told_when_pictures_are_kept(folder, square):
+    (folder / "dog" / "2.png").write_bytes(b"words")
+    with pytest.raises(VicinalError, match=r"dog.2\.png is no picture"):
+        Images(open_source(f"folder:{folder}").train, square(16))
