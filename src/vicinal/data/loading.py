@@ -95,8 +95,8 @@ class Loader:
         turn = self._turn
         self._keys[:] = [[(epoch, index) for index in part] for part in self._parts(epoch)[start:]]
         for batch in self._loader:
-            if isinstance(batch, VicinalError):
-                raise batch
+            if isinstance(batch, str):
+                raise VicinalError(batch)
             yield batch
             if turn != self._turn:
                 raise RuntimeError("these batches ended when batches() was called again")
@@ -127,16 +127,16 @@ class _Current:
 
 
 class _Told(Dataset[Batch]):
-    """Passes bad input on as it is: a worker that raises would add its traceback to the message."""
+    """Gives what is wrong with an image as text: torch would add a worker's traceback to an error."""
 
     def __init__(self, images: Images) -> None:
         self.images = images
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | VicinalError:
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | str:
         try:
             return self.images.__getitems__(keys)
         except VicinalError as error:
-            return error
+            return str(error)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -63,31 +63,35 @@ class Policy(AutoAugment):
         if name == "Invert":
             return 255 - pixels
         if name == "Solarize":
-            return np.where(pixels < magnitude, pixels, 255 - pixels)
+            return _look_up(np.where(magnitude > VALUES, VALUES, 255 - VALUES), pixels)
         if name == "Posterize":
             return pixels & np.uint8(256 - 2 ** (8 - int(magnitude)))
         if name in ("AutoContrast", "Equalize"):
             table = _stretched if name == "AutoContrast" else _equalised
-            return np.stack([table(channel)[channel] for channel in np.moveaxis(pixels, -1, 0)], -1)
+            channels = np.ascontiguousarray(np.moveaxis(pixels, -1, 0))
+            return np.stack([_look_up(table(channel), channel) for channel in channels], -1)
         altered = _apply_op(as_picture(pixels), name, magnitude, interpolation=self.interpolation, fill=self.fill)
         return as_pixels(altered, pixels.shape[2])
 
 
-def _stretched(channel: Pixels) -> Pixels:
+def _look_up(table: Any, values: Pixels) -> Pixels:
+    """The same as `table[values]`, in half the time."""
+    return np.frombuffer(values.tobytes().translate(table.astype(np.uint8).tobytes()), np.uint8).reshape(values.shape)
+
+
+def _stretched(channel: Pixels) -> Any:
     """New values, from 0 for the darkest to 255 for the brightest."""
     low, high = int(channel.min()), int(channel.max())
     scale = 255.0 / (high - low) if high > low else 1.0
     offset = -low * scale if high > low else 0.0
-    values: Pixels = np.clip((VALUES * scale + offset).astype(int), 0, 255).astype(np.uint8)
-    return values
+    return np.clip((VALUES * scale + offset).astype(int), 0, 255)
 
 
-def _equalised(channel: Pixels) -> Pixels:
+def _equalised(channel: Pixels) -> Any:
     """New values, about as many pixels of each."""
     counts = np.bincount(channel.reshape(-1), minlength=256)
     step = int(counts.sum() - counts[channel.max()]) // 255
     if step == 0:
-        return VALUES.astype(np.uint8)
+        return VALUES
     below = np.cumsum(counts) - counts
-    values: Pixels = np.minimum((step // 2 + below) // step, 255).astype(np.uint8)
-    return values
+    return np.minimum((step // 2 + below) // step, 255)
