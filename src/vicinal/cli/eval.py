@@ -36,7 +36,7 @@ def evaluate_run(
     print(f"{split}: {found.images:,} images")
     print(f"top-1 {100 * found.top1:.2f}%   top-5 {100 * found.top5:.2f}%   loss {found.loss:.4f}")
     print(f"calibration error {100 * found.calibration_error:.2f}%\n")
-    width = max(len(name) for name in class_names)
+    width = max(len("class"), *map(len, class_names))
     print(f"{'class':{width}}  {'images':>6}  {'right':>6}  most often taken for")
     for number, name in enumerate(class_names):
         row = found.confusion[number]

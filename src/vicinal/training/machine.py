@@ -3,6 +3,7 @@
 import ctypes
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -23,8 +24,8 @@ def keep_memory() -> bool:
 
     A step frees hundreds of megabytes of activations and asks for the same again. glibc serves large pieces by mmap
     and gives them back to the kernel at once, so each step faults every page anew, which costs up to a third of the
-    step. With no mmap and no trimming, freed pages stay with the process. Threads inherit how denormals are treated from
-    the thread that starts them, so this comes before torch starts its own. `benchmarks/training.py` measures it.
+    step. With no mmap and no trimming, freed pages stay with the process. Threads inherit how denormals are treated
+    from the thread that starts them, so this comes before torch starts its own. `benchmarks/training.py` measures it.
     """
     flushed = torch.set_flush_denormal(True)
     if not sys.platform.startswith("linux"):
@@ -45,7 +46,7 @@ def describe(device: torch.device, processes: int, seed: int) -> dict[str, Any]:
     packages = ("vicinal", "torch", "torchvision", "timm", "accelerate", "datasets", "numpy", "pillow")
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "vicinal"), *sys.argv[1:]]),
         "seed": seed,
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
