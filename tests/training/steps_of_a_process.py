@@ -12,7 +12,7 @@ from vicinal.training.preparing import prepare, start
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)
 config = vicinal.TrainConfig(
-    prior="gmm+gab", pool="avg", drop_path=0.0, precision="fp64", epochs=2, batch_size=96, device="cpu"
+    prior="gmm:init=spread+gab", pool="avg", drop_path=0.0, precision="fp64", epochs=2, batch_size=96, device="cpu"
 )
 job = prepare(config, start(config))
 losses, gradients = [], {}

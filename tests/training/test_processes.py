@@ -20,6 +20,9 @@ from vicinal.training.evaluating import evaluate_split
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+# which starts one process where there are no GPUs
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+ACCELERATE += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
 TRAIN = ["train", "--epochs", "3", "--warmup", "1", "--train-size", "200", "--val-size", "51", "--batch-size", "40"]
 
 
@@ -41,26 +44,14 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         torch.testing.assert_close(two[name], gradient, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_launchers_write_one_run_with_exact_figures(tmp_path, launcher):
+@pytest.mark.parametrize(("launcher", "processes"), [(TORCHRUN, 2), (ACCELERATE, 1)], ids=["torchrun", "accelerate"])
+def test_launchers_write_one_run_with_exact_figures(tmp_path, launcher, processes):
     """The splits have odd numbers of images: a sampler that pads would count some twice."""
-    accelerate = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "--num_machines",
-        "1",
-    ]
-    accelerate += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    start = TORCHRUN if launcher == "torchrun" else accelerate
-    done = run(*start, "-m", "vicinal", *TRAIN, "--prior", "gmm", "--mix", "both", "--out", str(tmp_path / "run"))
+    done = run(*launcher, "-m", "vicinal", *TRAIN, "--prior", "gmm", "--mix", "both", "--out", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch 3/3") == done.stdout.count("run folder:") == 1
     found = vicinal.Run(tmp_path / "run")
-    assert found.environment["processes"] == 2
+    assert found.environment["processes"] == processes
     assert len(found.metrics) == 3
     for split, images in (("val", 51), ("test", 359)):
         again = evaluate_split(found, split)[0]

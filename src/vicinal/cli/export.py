@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vicinal.cli.runs import model_folder
 from vicinal.errors import VicinalError
+from vicinal.training.locating import model_folder
 
 __all__ = ["run"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vicinal.cli.runs import model_folder
 from vicinal.errors import VicinalError
+from vicinal.training.locating import model_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -89,18 +89,15 @@ def _train(settings: Any, resume_from: Path | None) -> None:
     from vicinal.training.runs import Run
     from vicinal.training.stopping import Interrupted
 
-    if resume_from is not None and Run(resume_from).finished:
-        print(f"{resume_from} is finished already")
-        run = Run(resume_from)
-    else:
-        try:
-            run = resume(resume_from, settings) if resume_from is not None else fit(settings)
-        except Interrupted as interrupted:
-            if _is_first_process():
-                print(f"vicinal: {interrupted}", file=sys.stderr)
-            sys.exit(128 + interrupted.signal)
+    done = resume_from is not None and Run(resume_from).finished
+    try:
+        run = resume(resume_from, settings) if resume_from is not None else fit(settings)
+    except Interrupted as interrupted:
+        if _is_first_process():
+            print(f"vicinal: {interrupted}", file=sys.stderr)
+        sys.exit(128 + interrupted.signal)
     if _is_first_process():
-        print(summary(run))
+        print(f"{run.folder} is finished already\n" * done + summary(run))
 
 
 def _is_first_process() -> bool:

@@ -89,7 +89,7 @@ def _write(pictures: Pictures, preprocessing: Preprocessing, file: Path) -> None
         with (
             open(number, "wb") as out,
             ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
-            tqdm(total=pictures.whole, desc="decoding", unit=" pictures", delay=2, leave=False) as bar,
+            tqdm(total=pictures.whole, desc="decoding", unit=" pictures", delay=2, leave=False, disable=None) as bar,
         ):
             for first in range(0, pictures.whole, BLOCK):
                 block = range(first, min(first + BLOCK, pictures.whole))

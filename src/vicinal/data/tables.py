@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,6 @@ class Table:
 
 def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
     """The splits in a folder of `SPLIT-*.parquet` files, or in one file."""
-    from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
 
     if not path.exists():
@@ -51,7 +51,7 @@ def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
             split = file.parent.name
         files.setdefault(split, []).append(file)
     try:
-        loaded = load_dataset(
+        loaded = _load(
             "parquet",
             data_files={split: [str(file) for file in parts] for split, parts in files.items()},
             cache_dir=str(cache / "parquet"),
@@ -63,7 +63,6 @@ def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
 
 def open_hub(name: str, config: str | None) -> dict[str, Table]:
     """The splits of a set on the Hub."""
-    from datasets import load_dataset
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
 
@@ -71,7 +70,7 @@ def open_hub(name: str, config: str | None) -> dict[str, Table]:
         raise VicinalError(f"{name!r} is no name of a set on the Hub; expected one such as uoft-cs/cifar10")
     page = f"https://huggingface.co/datasets/{name}"
     try:
-        loaded = load_dataset(name, config)
+        loaded = _load(name, config)
     except (DatasetNotFoundError, GatedRepoError) as error:
         if isinstance(error, GatedRepoError) or "gated" in str(error):
             raise VicinalError(
@@ -89,6 +88,15 @@ def open_hub(name: str, config: str | None) -> dict[str, Table]:
     except (ValueError, RuntimeError) as error:
         raise VicinalError(f"cannot open {name}: {_said(error)}. hub:ID@CONFIG chooses a config") from None
     return {str(split): Table(dataset, str(dataset._fingerprint)) for split, dataset in loaded.items()}
+
+
+def _load(*arguments: Any, **options: Any) -> Any:
+    """Datasets' own function, whose bars would fill a log file."""
+    import datasets
+
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    return datasets.load_dataset(*arguments, **options)
 
 
 def read_tables(

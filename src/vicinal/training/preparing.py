@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from vicinal.models import create_model, load
 from vicinal.models.resizing import priors_of, written_priors
 from vicinal.training.config import DEFAULT_MODEL, TrainConfig
 from vicinal.training.groups import create_optimizer
+from vicinal.training.locating import model_folder
 from vicinal.training.machine import keep_memory, seed_everything
-from vicinal.training.runs import Run
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
@@ -183,9 +182,8 @@ def _network(config: TrainConfig, source: Source) -> nn.Module:
 def _from_run(config: TrainConfig, source: Source) -> nn.Module:
     """The model of a finished run, or a saved one, made for another set of classes."""
     given = str(config.init_from)
-    folder = given if given.startswith("hf-hub:") or Path(given, "config.json").is_file() else Run(given).model_folder
     size = (config.img_size[0], config.img_size[-1]) if config.img_size else None
-    trained: Any = load(folder, img_size=size)
+    trained: Any = load(model_folder(given), img_size=size)
     declared = dict(trained.pretrained_cfg)
     if declared.get("label_names") != source.class_names:
         trained.reset_classifier(len(source.class_names))

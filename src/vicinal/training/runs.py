@@ -14,6 +14,7 @@ from torch import nn
 from vicinal.errors import VicinalError
 from vicinal.models import load
 from vicinal.training.config import TrainConfig
+from vicinal.training.locating import model_folder, no_such_run
 
 __all__ = ["Run", "write_json"]
 
@@ -36,7 +37,7 @@ class Run:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise VicinalError(f"there is no run {folder}{_runs_beside(self.folder)}")
+            raise no_such_run(self.folder)
         if not (self.folder / CONFIG).is_file():
             raise VicinalError(f"{folder} is no run: it has no {CONFIG}")
 
@@ -98,15 +99,7 @@ class Run:
 
     def model(self) -> nn.Module:
         """The trained model, ready for inference."""
-        return load(self.model_folder)
-
-    @property
-    def model_folder(self) -> Path:
-        """Where the trained model is."""
-        folder = self.folder / "model"
-        if not self.finished:
-            raise VicinalError(f"{self.folder} is not finished; `vicinal train --resume {self.folder}` continues it")
-        return folder
+        return load(model_folder(str(self.folder)))
 
     def note_resumed(self, environment: Mapping[str, Any]) -> None:
         """Note that the run goes on, and on what machine."""
@@ -125,10 +118,3 @@ def _umask() -> int:
     value = os.umask(0)
     os.umask(value)
     return value
-
-
-def _runs_beside(folder: Path) -> str:
-    if not folder.parent.is_dir():
-        return ""
-    beside = sorted(other.name for other in folder.parent.iterdir() if (other / CONFIG).is_file())
-    return f"; in {folder.parent} there are {', '.join(beside[:8])}" if beside else ""

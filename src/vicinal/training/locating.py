@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vicinal.errors import VicinalError
 
-__all__ = ["model_folder"]
+__all__ = ["model_folder", "no_such_run"]
 
 
 def model_folder(run: str) -> str | Path:
@@ -17,14 +17,19 @@ def model_folder(run: str) -> str | Path:
         if (candidate / "config.json").is_file():
             return candidate
     if not folder.exists():
-        raise VicinalError(f"there is no run {run}; {_nearest(folder) or f'expected {EXPECTED}'}")
+        raise no_such_run(folder)
     if (folder / "config.yaml").is_file():
-        raise VicinalError(f"the run {run} is not finished, so it has no model yet; vicinal train --resume {run}")
+        raise VicinalError(f"the run {run} is not finished; `vicinal train --resume {run}` continues it")
     what = "folder without a run or a model" if folder.is_dir() else "file"
     raise VicinalError(f"{run} is a {what}; expected {EXPECTED}")
 
 
 EXPECTED = "the folder of a run, such as runs/x, or of a saved model, or hf-hub:owner/name"
+
+
+def no_such_run(folder: Path) -> VicinalError:
+    """The error for a folder that is not there."""
+    return VicinalError(f"there is no run {folder}; {_nearest(folder) or f'expected {EXPECTED}'}")
 
 
 def _nearest(folder: Path) -> str:
