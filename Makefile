@@ -8,10 +8,10 @@ PIP := $(BIN)/pip install --quiet -c constraints.txt
 install: .venv/.dev
 
 demo: .venv/.user
-	mkdir -p runs/demo
+	rm -rf runs/demo
 	$(BIN)/vicinal priors --draw runs/demo/priors.png
-	$(BIN)/vicinal cost vit --prior none gmm gab
-	$(BIN)/python benchmarks/attention.py --short
+	$(BIN)/vicinal train --model vit-micro --dataset digits --out runs/demo/none
+	$(BIN)/vicinal train --model vit-micro --dataset digits --prior gmm --out runs/demo/gmm
 
 test: .venv/.dev
 	$(BIN)/pytest
@@ -28,6 +28,7 @@ check: .venv/.dev
 bench: .venv/.user
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/attach.py
+	$(BIN)/python benchmarks/training.py
 
 clean:
 	rm -rf .venv runs

@@ -73,6 +73,13 @@ def fit(config: TrainConfig) -> Run:
 def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
     """Continue a run from its last checkpoint, exactly: the weights at the end are those of a run that never stopped.
 
+    >>> import tempfile, vicinal
+    >>> config = vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out=tempfile.mkdtemp() + "/run")
+    >>> run = vicinal.fit(config)  # doctest: +ELLIPSIS
+    epoch 1/1  loss 2.3...
+    >>> vicinal.resume(run.folder).results == run.results  # a finished run is left as it is
+    True
+
     Args:
         folder: of the run.
         config: the run's own, with changes to what the result does not depend on: `data_dir`, `cache_dir`, `workers`,
