@@ -68,41 +68,33 @@ def evaluate(model: nn.Module, loader: Loader, classes: int, accelerator: Accele
         classes: number of classes.
         accelerator: adds up the processes.
     """
-    device = accelerator.device
-    dtype = next(model.parameters()).dtype
-    sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, first, among the first five
-    bins = torch.zeros(2, BINS, dtype=torch.float64, device=device)  # confidence, hits
-    confusion = torch.zeros(classes * classes, dtype=torch.int64, device=device)
+    device, dtype = accelerator.device, next(model.parameters()).dtype
+    sums = torch.zeros(3, dtype=torch.float64)  # loss, first, among the first five
+    bins = torch.zeros(2, BINS, dtype=torch.float64)  # confidence, hits
+    confusion = torch.zeros(classes * classes, dtype=torch.int64)
     training = model.training
     model.eval()
     for images, labels in loader.batches(0):
-        images, labels = images.to(device, dtype), labels.to(device)
         with accelerator.autocast():
-            logits = model(images)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            logits = model(images.to(device, dtype)).cpu().double()
         best = logits.topk(min(5, classes)).indices
         hit = best[:, 0] == labels
-        sums += torch.stack(
-            [
-                F.cross_entropy(logits, labels, reduction="none").double().sum(),
-                hit.sum(),
-                (best == labels[:, None]).sum(),
-            ]
-        )
-        confidence = logits.softmax(1).amax(1).double()
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        sums += torch.stack([loss, hit.sum(), (best == labels[:, None]).sum()])
+        confidence = logits.softmax(1).amax(1)
         bin_of = (confidence * BINS).long().clamp(max=BINS - 1)
         bins.index_add_(1, bin_of, torch.stack([confidence, hit.double()]))
         confusion += torch.bincount(labels * classes + best[:, 0], minlength=classes**2)
     model.train(training)
     if accelerator.num_processes > 1:
-        sums, bins, confusion = (accelerator.reduce(each, "sum") for each in (sums, bins, confusion))
-    table = confusion.view(classes, classes).cpu()
+        sums, bins, confusion = (accelerator.reduce(x.to(device), "sum").cpu() for x in (sums, bins, confusion))
+    table = confusion.view(classes, classes)
     total = int(table.sum())
-    loss, first, among = (sums.cpu() / max(total, 1)).tolist()
+    mean_loss, first, among = (sums / max(total, 1)).tolist()
     per_class = [int(table[k, k]) / int(table[k].sum()) if table[k].sum() else None for k in range(classes)]
     return Evaluation(
         images=total,
-        loss=loss,
+        loss=mean_loss,
         top1=first,
         top5=among,
         calibration_error=float((bins[0] - bins[1]).abs().sum()) / max(total, 1),

@@ -115,9 +115,7 @@ def _fit(config: TrainConfig, run: Run | None) -> Run:
         if main:
             run.note_resumed(environment)
     steps, began = job.train.steps, time.monotonic() - progress.seconds
-    every = (
-        1 if accelerator.device.type == "cpu" else 16
-    )  # steps between looks at the loss, each of which waits for a GPU
+    every = 1 if accelerator.device.type == "cpu" else 16  # steps; to look at a loss is to wait for the GPU
     recorder = Recorder(run.folder, config.epochs, steps, progress.step, progress.history) if main else Silence()
     with Stopping() as stopping, recorder:
         saved = mark = time.monotonic()
@@ -175,7 +173,7 @@ def train_step(job: Job, config: TrainConfig, step: int, images: Tensor, labels:
     seed_everything(derive(config.seed, step, rank, DROP_PATH))
     job.model.train()
     job.optimizer.zero_grad()
-    total = torch.zeros((), device=device, dtype=torch.float64)
+    total = torch.zeros((), device=device, dtype=dtype)
     pieces = list(zip(images.chunk(config.accumulate), targets.chunk(config.accumulate), strict=True))
     for number, (part, target) in enumerate(pieces, start=1):
         last = number == len(pieces)
