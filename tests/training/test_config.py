@@ -63,7 +63,7 @@ def test_every_field_is_documented():
         ({"lr": -1.0}, "--lr is a number above 0, given -1"),
         ({"lr": float("nan")}, "--lr is a number above 0, given nan"),
         ({"smoothing": 1.0}, "--smoothing is a share from 0 to below 1, given 1"),
-        ({"warmup": 30}, "--warmup 30 is longer than the 20 epochs of the run"),
+        ({"warmup": 51}, "--warmup 51 is longer than the 50 epochs of the run"),
         ({"min_lr": 1.0}, "--min-lr 1 is above --lr 0.001"),
         ({"val_size": 2.5}, "--val-size is a share below 1 or a whole number of images, given 2.5"),
         ({"img_size": (1, 2, 3)}, "--img-size is one number of pixels, or height and width"),

@@ -6,7 +6,7 @@ checksum. A file appears whole or not at all; one that is damaged is made again.
 
 import os
 import struct
-import tempfile
+import uuid
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,10 +84,10 @@ def _write(pictures: Pictures, preprocessing: Preprocessing, file: Path) -> None
         return as_pixels(picture, preprocessing.channels)
 
     places, size, checksum = np.empty((pictures.whole, 3), "<i8"), 0, 0
-    number, beside = tempfile.mkstemp(dir=file.parent, prefix=".writing-")
+    beside = file.with_name(f".writing-{uuid.uuid4().hex}")
     try:
         with (
-            open(number, "wb") as out,
+            open(beside, "xb") as out,
             ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool,
             tqdm(total=pictures.whole, desc="decoding", unit=" pictures", delay=2, leave=False, disable=None) as bar,
         ):
@@ -107,5 +107,5 @@ def _write(pictures: Pictures, preprocessing: Preprocessing, file: Path) -> None
             os.fsync(out.fileno())
         os.replace(beside, file)
     except BaseException:
-        os.unlink(beside)
+        beside.unlink(missing_ok=True)
         raise

@@ -190,10 +190,16 @@ def check_patch(name: str, size: tuple[int, int], patch: int) -> int:
 
 
 def _vit(
-    name: str, dim: int, depth: int, heads: int, patches: Mapping[int, int] | None = None, note: str = ""
+    name: str,
+    dim: int,
+    depth: int,
+    heads: int,
+    patches: Mapping[int, int] | None = None,
+    note: str = "",
+    token_std: float = 1.0,
 ) -> Backbone:
     summary = f"ViT, {dim} wide, {depth} deep, {heads} heads{note}"
-    shape = {"embed_dim": dim, "depth": depth, "num_heads": heads}
+    shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "token_std": token_std}
     return Backbone(name, summary, Vit, shape, patches or {0: 4, 64: 8}, ("token", "avg"))
 
 
@@ -254,7 +260,7 @@ _ALL = [
         {0: 4, 64: 8},
         ("avg", "token"),
     ),
-    _vit("vit-mini", 96, 6, 6, note=": for studies on a CPU"),
+    _vit("vit-mini", 96, 6, 6, note=": for studies on a CPU", token_std=0.02),
     _vit("vit-micro", 64, 4, 4, {0: 2, 32: 4, 64: 8}, ": for 8 px digits and quick tests"),
 ]
 BACKBONES = {backbone.name: backbone for backbone in _ALL}

@@ -34,7 +34,7 @@ class TrainConfig:
     """Pixels, or height and width; the set's own size if not given."""
     patch_size: int | None = None
     """Pixels; each model's own if not given."""
-    drop_path: float = 0.1
+    drop_path: float = 0.0
     """Share of residual branches dropped (stochastic depth)."""
     pretrained: bool = False
     """Start from timm's weights for this model, with a new head."""
@@ -68,9 +68,9 @@ class TrainConfig:
     """Label smoothing."""
 
     # the optimiser
-    epochs: int = 20
+    epochs: int = 50
     """Passes over the training images."""
-    warmup: float = 2
+    warmup: float = 5
     """Epochs in which the learning rate rises."""
     batch_size: int = 64
     """Images per optimiser step, over all processes."""

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ class Run:
         folder = config.folder
         cls.check_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".starting-"))
+        beside = folder.with_name(f".starting-{uuid.uuid4().hex}")
         try:
-            beside.chmod(0o777 & ~_umask())
+            beside.mkdir()
             (beside / CONFIG).write_text(config.to_yaml())
             write_json(beside / ENVIRONMENT, {**environment, "resumed": []})
             beside.rename(folder)
@@ -112,9 +112,3 @@ def write_json(file: Path, content: Any) -> None:
     beside = file.with_name(f".writing-{file.name}")
     beside.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(beside, file)
-
-
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
