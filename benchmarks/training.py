@@ -148,20 +148,19 @@ def loading(dataset: str, cache: Path, rounds: int) -> None:
 
 def child(name: str, keep: bool, steps: int) -> None:
     """Steps of one backbone in this process: prints their seconds, and page faults a step, as JSON."""
-    if keep:
-        keep_memory()
-    torch.manual_seed(0)
-    network = vicinal.create_model(name, prior="gmm", img_size=32)
-    optimizer = torch.optim.AdamW(network.parameters())
-    images, targets = torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
-    for _ in range(2):
-        bare_step(network, optimizer, images, targets)
-    faults, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, []
-    for _ in range(steps):
-        began = time.perf_counter()
-        bare_step(network, optimizer, images, targets)
-        seconds.append(time.perf_counter() - began)
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    with keep_memory(keep):
+        torch.manual_seed(0)
+        network = vicinal.create_model(name, prior="gmm", img_size=32)
+        optimizer = torch.optim.AdamW(network.parameters())
+        images, targets = torch.randn(128, 3, 32, 32), torch.randint(10, (128,))
+        for _ in range(2):
+            bare_step(network, optimizer, images, targets)
+        faults, seconds = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, []
+        for _ in range(steps):
+            began = time.perf_counter()
+            bare_step(network, optimizer, images, targets)
+            seconds.append(time.perf_counter() - began)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     print(json.dumps({"seconds": statistics.median(seconds), "faults": faults / steps}))
 
 

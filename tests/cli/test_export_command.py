@@ -73,7 +73,7 @@ def test_what_is_no_run_is_told(finished):
         ("finishd", f"there is no run .*finishd; did you mean {finished}?"),
         ("other", "there is no run .*other; expected the folder of a run"),
         ("none/other", "there is no run .*other; expected the folder of a run"),
-        ("begun", "not finished, so it has no model yet; vicinal train --resume .*begun$"),
+        ("begun", "is not finished; `vicinal train --resume .*begun` continues it"),
         ("finishes", "is a folder without a run or a model; expected"),
         ("notes.txt", "is a file; expected"),
     ]:

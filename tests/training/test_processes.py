@@ -38,6 +38,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         assert done.returncode == 0, done.stderr
     one, two = (load_file(tmp_path / f"{number}.safetensors") for number in (1, 2))
     assert one.keys() == two.keys()
+    assert len(one["losses"]) == 26
     torch.testing.assert_close(two.pop("losses"), one.pop("losses"), rtol=0, atol=1e-8)
     for name, gradient in one.items():
         assert gradient.abs().max() > 0, name

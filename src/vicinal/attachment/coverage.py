@@ -178,7 +178,7 @@ class _Examiner:
         """One finding; what goes wrong is one too."""
         try:
             return self.pool.submit(_look_at, name, family, limit).result()
-        except BrokenProcessPool:
+        except (BrokenProcessPool, MemoryError):  # it died, or had not even room to answer
             self.__exit__()
             self.__enter__()
             return Finding(name, family, skipped=NO_MEMORY)

@@ -24,8 +24,8 @@ from vicinal.models import save
 from vicinal.training import checkpoints
 from vicinal.training.config import FREE, TrainConfig
 from vicinal.training.evaluating import evaluate
-from vicinal.training.machine import describe, seed_everything
-from vicinal.training.preparing import Job, prepare, start
+from vicinal.training.machine import describe, keep_memory, seed_everything
+from vicinal.training.preparing import Job, on_cpu, prepare, start
 from vicinal.training.recording import Recorder, Silence
 from vicinal.training.runs import RESULTS, Run, write_json
 from vicinal.training.stopping import Interrupted, Stopping
@@ -59,15 +59,19 @@ def fit(config: TrainConfig) -> Run:
     >>> import tempfile, vicinal
     >>> config = vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out=tempfile.mkdtemp() + "/run")
     >>> run = vicinal.fit(config)  # doctest: +ELLIPSIS
-    epoch 1/1  loss 2.3...
+    epoch 1/1  loss 2...
     >>> sorted(run.results)
     ['test', 'val']
+
+    SIGTERM and SIGINT end it after the current step, with a checkpoint, by the exception `Interrupted`. While it
+    lasts, this process keeps freed memory and flushes denormals, if it trains on a CPU.
 
     Args:
         config: everything that the run depends on. Its folder may not exist; `resume` continues a run.
     """
     Run.check_free(config.folder)
-    return _fit(config, None)
+    with keep_memory(on_cpu(config)):
+        return _fit(config, None)
 
 
 def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
@@ -76,7 +80,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
     >>> import tempfile, vicinal
     >>> config = vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out=tempfile.mkdtemp() + "/run")
     >>> run = vicinal.fit(config)  # doctest: +ELLIPSIS
-    epoch 1/1  loss 2.3...
+    epoch 1/1  loss 2...
     >>> vicinal.resume(run.folder).results == run.results  # a finished run is left as it is
     True
 
@@ -96,7 +100,10 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
                 f"{flag} was {was} in {folder} and cannot become {now}: the result would not be that of one run; "
                 "start another one, with --init-from if it should begin with these weights"
             )
-    return run if run.finished else _fit(config, run)
+    if run.finished:
+        return run
+    with keep_memory(on_cpu(config)):
+        return _fit(config, run)
 
 
 def _fit(config: TrainConfig, run: Run | None) -> Run:

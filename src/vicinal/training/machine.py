@@ -6,6 +6,8 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,22 +18,33 @@ import torch
 __all__ = ["describe", "keep_memory", "seed_everything"]
 
 # From glibc's malloc.h.
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+KEEPING = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1}
+# glibc's defaults cannot be asked for again; these are the values that its thresholds grow to by themselves.
+USUAL = {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 32 * 2**20, M_TRIM_THRESHOLD: 64 * 2**20}
 
 
-def keep_memory() -> bool:
-    """Tell the allocator of a CPU to keep what is freed, and the CPU to flush denormals; True if it took both.
+@contextmanager
+def keep_memory(wanted: bool = True) -> Iterator[bool]:
+    """Inside of `with`, the allocator keeps what is freed, and the CPU flushes denormals; False if it cannot.
 
     A step frees hundreds of megabytes of activations and asks for the same again. glibc serves large pieces by mmap
     and gives them back to the kernel at once, so each step faults every page anew, which costs up to a third of the
     step. With no mmap and no trimming, freed pages stay with the process. Threads inherit how denormals are treated
     from the thread that starts them, so this comes before torch starts its own. `benchmarks/training.py` measures it.
     """
-    flushed = torch.set_flush_denormal(True)
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    return bool(mallopt and mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1) and flushed)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if not wanted or mallopt is None:  # other C libraries have none
+        yield False
+        return
+    torch.set_flush_denormal(True)
+    taken = [mallopt(option, value) for option, value in KEEPING.items()]
+    try:
+        yield all(taken)
+    finally:
+        torch.set_flush_denormal(False)
+        for option, value in USUAL.items():
+            mallopt(option, value)
 
 
 def seed_everything(seed: int) -> None:

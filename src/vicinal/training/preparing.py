@@ -17,12 +17,12 @@ from vicinal.models.resizing import priors_of, written_priors
 from vicinal.training.config import DEFAULT_MODEL, TrainConfig
 from vicinal.training.groups import create_optimizer
 from vicinal.training.locating import model_folder
-from vicinal.training.machine import keep_memory, seed_everything
+from vicinal.training.machine import seed_everything
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
 
-__all__ = ["Job", "loaders", "prepare", "start"]
+__all__ = ["Job", "loaders", "on_cpu", "prepare", "start"]
 
 RANDOM_CROP_BELOW = 96
 
@@ -54,11 +54,9 @@ class Job:
 
 def start(config: TrainConfig) -> Accelerator:
     """Devices and processes, as torchrun or `accelerate launch` set them up, or one process alone."""
-    cpu = config.device == "cpu" or not _has_accelerator()
-    if cpu:
-        if config.precision == "fp16":
-            raise VicinalError("--precision fp16 needs a GPU; on a CPU, bf16 or fp32 work")
-        keep_memory()
+    cpu = on_cpu(config)
+    if cpu and config.precision == "fp16":
+        raise VicinalError("--precision fp16 needs a GPU; on a CPU, bf16 or fp32 work")
     if AcceleratorState._shared_state:  # Accelerate allows one precision a process; a later run may have another
         AcceleratorState._reset_state()
     precision = config.precision if config.precision in ("bf16", "fp16") else "no"
@@ -154,8 +152,9 @@ def loaders(
     return train, val, test
 
 
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
+def on_cpu(config: TrainConfig) -> bool:
+    """Whether the run is on a CPU."""
+    return config.device == "cpu" or not torch.accelerator.is_available()
 
 
 def _network(config: TrainConfig, source: Source) -> nn.Module:
