@@ -1,6 +1,5 @@
 """Several processes on one machine, started as a user would start them."""
 
-import json
 import os
 import random
 import signal
@@ -68,33 +67,41 @@ def test_an_error_is_said_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_runs_killed_at_random_moments_end_as_the_undisturbed_one(tmp_path):
-    train = [sys.executable, "-m", "vicinal", *TRAIN[:1], "--epochs", "30", *TRAIN[3:], "--checkpoint-minutes", "0.005"]
-    train += ["--prior", "gmm", "--mix", "both", "--auto-augment", "--erasing", "0.3", "--ema", "0.99", "--out"]
-    began = time.monotonic()
-    done = run(*train, str(tmp_path / "whole"))
+def test_a_run_killed_at_ten_random_moments_ends_as_the_undisturbed_one(tmp_path):
+    train = [sys.executable, "-m", "vicinal", "train", "--epochs", "150", "--checkpoint-minutes", "0.005", *TRAIN[5:]]
+    train += [
+        "--prior",
+        "gmm",
+        "--mix",
+        "both",
+        "--auto-augment",
+        "--erasing",
+        "0.3",
+        "--drop-path",
+        "0.1",
+        "--ema",
+        "0.99",
+    ]
+    done = run(*train, "--out", str(tmp_path / "whole"))
     assert done.returncode == 0, done.stderr
-    took = time.monotonic() - began
-    words, killed, generator = [*train, str(tmp_path / "killed")], 0, random.Random(0)
+    killed, generator = tmp_path / "killed", random.Random(0)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    while killed < 10:
+    again = [sys.executable, "-m", "vicinal", "train", "--resume", str(killed)]
+    for number in range(10):
+        words = again if killed.exists() else [*train, "--out", str(killed)]
         process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            process.communicate(timeout=generator.uniform(0.1, 0.8) * took)
-            break  # it came to its end
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            killed += 1
-        if (tmp_path / "killed").exists():
-            words = [sys.executable, "-m", "vicinal", "train", "--resume", str(tmp_path / "killed")]
-    done = run(sys.executable, "-m", "vicinal", "train", "--resume", str(tmp_path / "killed"))
+        if number % 3:  # while it trains; else while it starts
+            while "epoch" not in process.stdout.readline():
+                assert process.poll() is None
+        time.sleep(generator.uniform(0, 1 if number % 3 else 6))
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+    assert not vicinal.Run(killed).finished
+    done = run(*again)
     assert done.returncode == 0, done.stderr
-    whole, resumed = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "killed"))
-    assert whole == resumed
-    assert killed >= 3
-    results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("whole", "killed")]
-    assert results[0] == results[1]
+    for file in ("model/model.safetensors", "results.json"):
+        assert (tmp_path / "whole" / file).read_bytes() == (killed / file).read_bytes()
 
 
 def test_two_processes_stop_together_and_go_on(tmp_path):
