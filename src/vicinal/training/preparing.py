@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from vicinal.attachment import attach
 from vicinal.data import Augmentation, Images, Loader, Preprocessing, Source, derive, open_source, split
 from vicinal.errors import VicinalError
 from vicinal.mixing import Mixing
@@ -24,7 +25,7 @@ from timm.utils import ModelEmaV3  # isort: skip
 
 __all__ = ["Job", "loaders", "on_cpu", "prepare", "start"]
 
-RANDOM_CROP_BELOW = 96
+SEEN_WHOLE_UP_TO = 96  # pixels; of larger images evaluation sees the centre
 
 
 @dataclass
@@ -198,8 +199,6 @@ def _from_run(config: TrainConfig, source: Source) -> nn.Module:
     network.load_state_dict(trained.state_dict())
     network.pretrained_cfg.update({key: declared[key] for key in ("mean", "std", "interpolation", "crop_pct")})  # type: ignore[operator, union-attr]
     if config.prior != "none":
-        from vicinal.attachment import attach
-
         attach(network, config.prior, img_size=declared["input_size"][1:])
     return network
 
@@ -209,7 +208,7 @@ def _preprocessing(config: TrainConfig, source: Source, declared: dict[str, Any]
     given = Preprocessing.of_model(declared)
     if config.pretrained or config.init_from is not None:
         return given
-    crop = 1.0 if max(given.height, given.width) <= RANDOM_CROP_BELOW else 0.875
+    crop = 1.0 if max(given.height, given.width) <= SEEN_WHOLE_UP_TO else 0.875
     return Preprocessing(
         given.height, given.width, given.channels, source.facts.mean, source.facts.std, given.interpolation, crop
     )
