@@ -9,6 +9,7 @@ install: .venv/.dev
 
 demo: .venv/.user
 	rm -rf runs/demo
+	mkdir -p runs/demo
 	$(BIN)/vicinal priors --draw runs/demo/priors.png
 	$(BIN)/vicinal train --model vit-micro --dataset digits --out runs/demo/none
 	$(BIN)/vicinal train --model vit-micro --dataset digits --prior gmm --out runs/demo/gmm

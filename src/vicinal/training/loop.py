@@ -146,6 +146,7 @@ def _fit(config: TrainConfig, run: Run | None) -> Run:
                     _save(job, run.folder, progress)
                     saved = mark = time.monotonic()
                 if stop:
+                    accelerator.wait_for_everyone()  # a launcher ends all processes when the first one has left
                     raise Interrupted(
                         f"stopped after step {progress.step} of {config.epochs * steps}; "
                         f"`vicinal train --resume {run.folder}` continues exactly there",
