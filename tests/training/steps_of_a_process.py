@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
                 gradients = {name: parameter.grad.clone() for name, parameter in job.network.named_parameters()}
     if job.accelerator.is_main_process:
         save_file({**gradients, "losses": torch.stack(losses)}, folder / f"{job.accelerator.num_processes}.safetensors")
-    job.accelerator.wait_for_everyone()  # else gloo may still hold a tensor when its process group goes, and wait for ever
+    job.accelerator.wait_for_everyone()  # else gloo may still hold a tensor when its group goes, and wait for ever
     job.accelerator.end_training()
 
 
