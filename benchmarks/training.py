@@ -71,7 +71,8 @@ def endless(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
 
 def loop(dataset: str, cache: Path, name: str, rounds: int) -> None:
     """A step of the loop next to the bare step."""
-    config = recipe(name, model="vit", prior="gmm", dataset=dataset, cache_dir=cache, batch_size=128, device="cpu")
+    settings = {"model": "vit", "prior": "gmm", "img_size": 32, "batch_size": 128}
+    config = recipe(name, **settings, dataset=dataset, cache_dir=cache, device="cpu")
     job = prepare(config, start(config))
     batches, steps = endless(job), 0
     images, labels = next(batches)
