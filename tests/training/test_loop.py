@@ -86,6 +86,13 @@ def test_the_test_figure_is_that_of_the_saved_model(tmp_path):
     assert found["loss"] == pytest.approx(log_loss(test.labels, logits.double().softmax(1)), rel=1e-5)
     assert found["confusion"] == confusion_matrix(test.labels, logits.argmax(1), labels=range(10)).tolist()
     assert found["per_class"] == pytest.approx(recall_score(test.labels, logits.argmax(1), average=None))
+    probabilities, gaps = logits.double().softmax(1).numpy(), 0.0
+    confidence, right = probabilities.max(1), logits.argmax(1).numpy() == test.labels
+    for number in range(15):
+        inside = (confidence >= number / 15) & (confidence < (number + 1) / 15)
+        if inside.any():
+            gaps += inside.mean() * abs(confidence[inside].mean() - right[inside].mean())
+    assert found["calibration_error"] == pytest.approx(gaps, rel=1e-4)
     assert declared["label_names"] == [str(number) for number in range(10)]
 
 
