@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vicinal.attention import attend as attend
     from vicinal.errors import VicinalError as VicinalError
     from vicinal.grid import Grid as Grid
+    from vicinal.mixing import Mixing as Mixing
+    from vicinal.mixing import TransMix as TransMix
     from vicinal.models import create_model as create_model
     from vicinal.models import load as load
     from vicinal.models import push_to_hub as push_to_hub
@@ -33,9 +35,11 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Grid": "vicinal.grid",
+    "Mixing": "vicinal.mixing",
     "Prior": "vicinal.priors",
     "Run": "vicinal.training.runs",
     "TrainConfig": "vicinal.training.config",
+    "TransMix": "vicinal.mixing",
     "VicinalError": "vicinal.errors",
     "attach": "vicinal.attachment",
     "attend": "vicinal.attention",

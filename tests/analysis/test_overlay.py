@@ -61,6 +61,7 @@ def test_cait_shows_its_last_class_layer():
     ("name", "options", "grid", "total"),
     [
         ("swin", {"depths": (1, 1, 1)}, (4, 4), 1),
+        ("swin", {"depths": (1, 1, 1), "img_size": 64, "patch_size": 2}, (8, 8), 1),  # four windows
         ("pit", {"depths": (1, 1, 1), "global_pool": "avg"}, (4, 4), 1),
         ("pit", {"depths": (1, 1, 1)}, (4, 4), None),  # the rest is the class token's
         ("t2t", {"depth": 1}, (8, 8), 1),
@@ -80,20 +81,6 @@ def test_other_models_have_a_map_of_the_grid_of_their_last_layer(name, options, 
     assert (sums > 0.5).all()
     if total:
         torch.testing.assert_close(sums, torch.ones(2))
-
-
-def test_windows_have_no_map_of_the_whole():
-    model = vicinal.create_model("swin", img_size=64, patch_size=2, depths=(1, 1, 1)).eval()
-    with pytest.raises(vicinal.VicinalError, match=r"is in 4 windows of 4 x 4.*no map of the whole picture"):
-        attention_map(model, torch.randn(1, 3, 64, 64))
-
-
-def test_attention_over_channels_has_no_map():
-    model = vicinal.create_model("davit_tiny", img_size=64, embed_dims=(32,), depths=(1,), num_heads=(4,)).eval()
-    sites = vicinal.tap(model, None, img_size=64).layers
-    assert "channels" in sites[-1].reason
-    with pytest.raises(vicinal.VicinalError, match="has no map: it attends over channels"):
-        attention_map(model, torch.randn(1, 3, 64, 64))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

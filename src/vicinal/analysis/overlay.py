@@ -8,14 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vicinal.attachment import tap
-from vicinal.attachment.placing import LeftAlone
-from vicinal.errors import VicinalError
-from vicinal.grid import Grid
+from vicinal.attachment import patch_attention
 
 __all__ = ["attention_map", "draw_overlay"]
-
-MOST_PREFIX = 2  # class and distillation token
 
 
 def attention_map(model: nn.Module, images: Tensor) -> Tensor:
@@ -27,45 +22,15 @@ def attention_map(model: nn.Module, images: Tensor) -> Tensor:
     >>> attention_map(model.eval(), torch.randn(2, 3, 32, 48)).shape
     torch.Size([2, 8, 12])
 
-    Attention of the class token where the model reads the image from it, which in CaiT is the last class layer's; else
-    the mean over all patches. What goes to the class token itself is left out, so the sum may be below 1.
+    Whose attention it is, `vicinal.attachment.patch_attention` says.
 
     Args:
-        model: any vision transformer whose last attention sees the whole grid.
+        model: any vision transformer.
         images: `(n, channels, height, width)`, as the model takes them.
     """
-    reads_class_token = getattr(model, "global_pool", None) == "token"
-    height, width = images.shape[-2:]
-    reader = tap(model, "last", queries="class" if reads_class_token else "mean", img_size=(height, width))
-    (site,) = reader.layers
-    if isinstance(site, LeftAlone):  # a query that is no patch, else there is no telling what the weights are of
-        reader = tap(model, "last", img_size=(height, width))
-    elif site.windows > 1:
-        raise VicinalError(
-            f"the last attention of {type(model).__name__}, {site.name}, is in {site.place}, which none looks across, "
-            "so there is no map of the whole picture"
-        )
-    with torch.no_grad(), reader:
+    with torch.no_grad(), patch_attention(model, img_size=(images.shape[-2], images.shape[-1])) as attention:
         model(images)
-    weights = reader.last.float().mean(1)
-    if isinstance(site, LeftAlone):
-        if weights.shape[-2] != 1:
-            raise VicinalError(f"the last attention of {type(model).__name__}, {site.name}, has no map: {site.reason}")
-        weights = weights.squeeze(-2)
-        grid = _grid(weights.shape[-1], height / width, site)
-    else:
-        grid = site.grid
-    return weights[:, grid.prefix :].reshape(-1, grid.height, grid.width)
-
-
-def _grid(keys: int, aspect: float, site: LeftAlone) -> Grid:
-    """The grid of the patches that a single query sees, behind as few other tokens as can be."""
-    for prefix in range(MOST_PREFIX + 1):
-        try:
-            return Grid.from_tokens(keys, prefix=prefix, aspect=aspect)
-        except VicinalError:
-            continue
-    raise VicinalError(f"what {site.name} sees, {keys} tokens, forms no grid of the picture's shape")
+    return attention.map.float()
 
 
 def draw_overlay(picture: NDArray[Any], attention: Tensor, title: str, file: Path) -> None:

@@ -14,7 +14,7 @@ from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Runner
 from vicinal.errors import VicinalError
 
-__all__ = ["Examination", "examine"]
+__all__ = ["Examination", "disturbed", "examine"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,11 @@ def examine(run: Runner) -> Examination:
     sites = [site for site in places if isinstance(site, Site)]
     refused = _refused(sites, run)
     left = [site for site in places if isinstance(site, LeftAlone)]
-    left += [LeftAlone(site.name, site.module, refused[site.name]) for site in sites if site.name in refused]
+    left += [
+        LeftAlone(site.name, site.module, refused[site.name], site.call.logits)
+        for site in sites
+        if site.name in refused
+    ]
     return Examination([site for site in sites if site.name not in refused], left)
 
 
@@ -53,6 +57,16 @@ def _joined(calls: Sequence[Call]) -> Call:
     return replace(calls[0], queries=torch.cat(queries) if queries else None)
 
 
+def disturbed(run: Runner, masks: Tensor, seed: int) -> list[Call]:
+    """What a model computes for an image of noise, and for copies of it whose pixels of 1 in `masks` are disturbed."""
+    images = run.noise(1, seed).repeat(len(masks) + 1, 1, 1, 1)
+    images[1:] += 0.5 * masks[:, None].to(images) * run.noise(1, seed + 1000)
+    if not _large(run):
+        return calls_of(run.model, lambda: run(images))
+    one_by_one = zip(*(calls_of(run.model, functools.partial(run, x)) for x in images.split(1)), strict=True)
+    return [_joined(calls) for calls in one_by_one]
+
+
 def _refused(sites: Sequence[Site], run: Runner) -> dict[str, str]:
     """Modules that a prior would not reach as it should, by name, with the reason."""
     refused = {}
@@ -62,19 +76,11 @@ def _refused(sites: Sequence[Site], run: Runner) -> dict[str, str]:
         except VicinalError as error:
             refused[site.name] = str(error)
 
-    def disturbed(masks: Tensor, seed: int) -> list[Call]:
-        images = run.noise(1, seed).repeat(len(masks) + 1, 1, 1, 1)
-        images[1:] += 0.5 * masks[:, None].to(images) * run.noise(1, seed + 1000)
-        if not _large(run):
-            return calls_of(run.model, lambda: run(images))
-        one_by_one = zip(*(calls_of(run.model, functools.partial(run, x)) for x in images.split(1)), strict=True)
-        return [_joined(calls) for calls in one_by_one]
-
     # Modules of one class and shape hold their tokens alike; the first of them has mixed the image least.
     first: dict[tuple[type[nn.Module], tuple[int, ...]], Site] = {}
     for site in sites:
         first.setdefault((type(site.module), site.call.logits), site)
-    wrong = check_order(list(first.values()), run.image, disturbed)
+    wrong = check_order(list(first.values()), run.image, functools.partial(disturbed, run))
     for site in sites:
         reason = wrong.get(first[type(site.module), site.call.logits].name)
         if reason is not None:

@@ -6,19 +6,21 @@ says, is compared with the patterns, at every shift. Tokens in their places give
 because cells next to each other have nothing in common.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.attachment.finding import Call, heads_third
 from vicinal.attachment.placing import Site
+from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
-__all__ = ["check_order", "enlarged"]
+__all__ = ["check_order", "enlarged", "folding"]
 
 PATTERNS = 4  # images disturbed in one run; every cell in half of them
 RUNS = 16  # at most; one is enough for most models
@@ -41,6 +43,10 @@ class _Match:
     """Changes `(images, windows, patches)` and patterns `(images, rows, columns)`, run by run."""
     hopeless: bool = False
     """Whether more runs would hardly tell more."""
+    layout: str = LAYOUTS[0]
+    """How the windows tile the map, as far as was seen."""
+    shift: tuple[int, int] = (0, 0)
+    """Rows and columns that the map was rolled by before it was cut into windows."""
 
     def add(self, call: Call, patterns: Tensor) -> None:
         """Take another run in."""
@@ -54,9 +60,9 @@ class _Match:
             for layout in LAYOUTS
             if self.site.windows > 1 or layout != "dilated"
         }
-        layout = max(moments, key=lambda name: float(moments[name].max()))
+        self.layout = layout = max(moments, key=lambda name: float(moments[name].max()))
         best = moments[layout]
-        row, column = divmod(int(best.argmax()), best.shape[1])
+        row, column = self.shift = divmod(int(best.argmax()), best.shape[1])
         chance = float(changes.square().sum() * patterns.square().mean() * FREEDOM) ** 0.5
         sure = (math.sqrt(2 * math.log(len(moments) * best.numel())) + SURE) * chance
         if float(best.max()) <= sure:
@@ -133,34 +139,77 @@ def check_order(
             wrong[site.name] = f"its {site.windows} windows of {site.grid} patches tile no map of the image"
         else:
             by_cells.setdefault(tiled[1:], []).append(_Match(site, tiled[0]))
-    verdicts: dict[str, str | None] = {}
-    trusted = set()  # a class that was seen to hold its tokens in order does so in later layers, which mix more
+    trusted: set[type[nn.Module]] = set()
     for (cells, side), matches in by_cells.items():
-        undecided = matches
-        for run in range(RUNS):
-            if not undecided:
-                break
-            patterns = _patterns(cells, seed=run)
-            seen = disturbed(enlarged(patterns, image, side), run)
-            calls = {call.module: call for call in seen if call.queries is not None}
-            for match in undecided:
-                match.add(calls[match.site.module], patterns)
-                verdicts[match.site.name] = match.verdict()
-            trusted |= {type(match.site.module) for match in undecided if verdicts[match.site.name] == ""}
-            undecided = [
-                match
-                for match in undecided
-                if verdicts[match.site.name] is None
-                and not match.hopeless
-                and (run < 1 or type(match.site.module) not in trusted)
-            ]
-        for match in matches:
-            verdict = verdicts[match.site.name]
-            if verdict is None and type(match.site.module) not in trusted:
-                verdict = OUT_OF_ORDER
+        for match, verdict in _ask(matches, image, cells, side, disturbed, trusted):
             if verdict:
                 wrong[match.site.name] = verdict
     return wrong
+
+
+def _ask(
+    matches: list[_Match],
+    image: tuple[int, int],
+    cells: tuple[int, int],
+    side: int | None,
+    disturbed: Callable[[Tensor, int], list[Call]],
+    trusted: set[type[nn.Module]],
+) -> Iterator[tuple[_Match, str]]:
+    """Disturb the image until all that can be told is told; yields what is wrong with each match, `""` for nothing.
+
+    A class that was seen to hold its tokens in order does so in later layers, which mix more: it becomes trusted.
+    """
+    verdicts: dict[str, str | None] = {}
+    undecided = matches
+    for run in range(RUNS):
+        if not undecided:
+            break
+        patterns = _patterns(cells, seed=run)
+        seen = disturbed(enlarged(patterns, image, side), run)
+        calls = {call.module: call for call in seen if call.queries is not None}
+        for match in undecided:
+            match.add(calls[match.site.module], patterns)
+            verdicts[match.site.name] = match.verdict()
+        trusted |= {type(match.site.module) for match in undecided if verdicts[match.site.name] == ""}
+        undecided = [
+            match
+            for match in undecided
+            if verdicts[match.site.name] is None
+            and not match.hopeless
+            and (run < 1 or type(match.site.module) not in trusted)
+        ]
+    for match in matches:
+        verdict = verdicts[match.site.name]
+        yield match, OUT_OF_ORDER if verdict is None and type(match.site.module) not in trusted else verdict or ""
+
+
+def folding(
+    site: Site, image: tuple[int, int], disturbed: Callable[[Tensor, int], list[Call]]
+) -> Callable[[Tensor], Tensor]:
+    """How to get from windows back to the map that they were cut from: a function of `(images, windows, patches)`.
+
+    What windows hold of padding is left out. Arguments as for `check_order`.
+    """
+    tiled = _tiled(site, image)
+    problem = f"they tile no map of the image's {image[0]} x {image[1]}"
+    if tiled is not None:
+        size, cells, side = tiled
+        match = _Match(site, size)
+        ((_, problem),) = _ask([match], image, cells, side, disturbed, set())
+    if tiled is None or problem:
+        raise VicinalError(f"where the {site.windows} windows of {site.name} sit cannot be told: {problem}")
+    back = [-place if place <= n // 2 else n - place for place, n in zip(match.shift, cells, strict=True)]
+
+    def fold(values: Tensor, padded_first: bool) -> Tensor:
+        laid = _map_of(values, site.grid, size, match.layout)
+        if padded_first:
+            return laid.roll(back, (1, 2))[:, : cells[0], : cells[1]]
+        return laid[:, : cells[0], : cells[1]].roll(back, (1, 2))
+
+    # Some models pad before they roll, some after.
+    changes, patterns = (torch.cat(each) for each in zip(*match.seen, strict=True))
+    likeness = [float((fold(changes, padded_first) * patterns).sum()) for padded_first in (False, True)]
+    return functools.partial(fold, padded_first=likeness[1] > likeness[0])
 
 
 def _patterns(cells: tuple[int, int], seed: int) -> Tensor:

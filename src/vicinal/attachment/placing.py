@@ -48,6 +48,8 @@ class LeftAlone:
     name: str
     module: nn.Module
     reason: str
+    logits: tuple[int, ...]
+    """Shape of its logits, `(..., queries, keys)`."""
 
 
 def place(model: nn.Module, calls: Sequence[Call], batch: int, image: tuple[int, int]) -> list[Site | LeftAlone]:
@@ -69,7 +71,7 @@ def place(model: nn.Module, calls: Sequence[Call], batch: int, image: tuple[int,
         try:
             found.append(_place(name, model, its_calls, batch, image))
         except VicinalError as error:
-            found.append(LeftAlone(name, module, str(error)))
+            found.append(LeftAlone(name, module, str(error), its_calls[0].logits))
     return found
 
 

@@ -21,7 +21,7 @@ from vicinal.attention import attend
 from vicinal.errors import VicinalError
 from vicinal.priors.base import Prior
 
-__all__ = ["Attached", "swap", "swap_back", "without_priors"]
+__all__ = ["Attached", "no_short_cut", "swap", "swap_back", "without_priors"]
 
 
 class Attached:
@@ -171,10 +171,10 @@ def swap(module: nn.Module, prior: Prior, heads_axis: int, fused: bool) -> None:
     cls: Any = type(module)
     module.__class__ = attached_class(cls)
     if isinstance(module, nn.MultiheadAttention):
-        module.register_forward_hook(_no_short_cut)
+        module.register_forward_hook(no_short_cut)
 
 
-def _no_short_cut(*_: object) -> None:
+def no_short_cut(*_: object) -> None:
     """Does nothing: where a hook waits, `nn.TransformerEncoderLayer` does not pass its attention's forward by."""
 
 
@@ -182,7 +182,7 @@ def swap_back(module: nn.Module) -> None:
     """Take the prior out again."""
     module.__class__ = original_class(module)
     for key, hook in list(module._forward_hooks.items()):
-        if hook is _no_short_cut:
+        if hook is no_short_cut:
             del module._forward_hooks[key]
     for name in ("prior", "prior_heads_axis", "prior_fused"):
         delattr(module, name)

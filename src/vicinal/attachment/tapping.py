@@ -13,7 +13,9 @@ from vicinal.attachment.finding import FOLDED, IN_TURN, SOFTMAXES, calls_of, hea
 from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
+from vicinal.attachment.swapping import no_short_cut
 from vicinal.attention import attend, attention_weights
+from vicinal.compiled import recomputed_attention
 from vicinal.errors import VicinalError, unknown
 
 __all__ = ["Tap", "tap"]
@@ -78,7 +80,7 @@ class Tap:
 
     def __init__(self, layers: list["_Layer"]) -> None:
         self._layers = layers
-        self._hooks: list[Any] = []
+        self._open = False
 
     @property
     def layers(self) -> list[Site | LeftAlone]:
@@ -99,25 +101,20 @@ class Tap:
         return weights[-1]
 
     def __enter__(self) -> "Tap":
-        if self._hooks:
+        if self._open:
             raise VicinalError("this tap is open already; make another one")
+        self._open = True
         for layer in self._layers:
-            layer.weights = None
-            module = layer.site.module
-            self._hooks.append(module.register_forward_pre_hook(layer.open))
-            self._hooks.append(module.register_forward_hook(layer.close, always_call=True))
+            layer.open()
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        for layer in self._layers:
+            layer.close()
+        self._open = False
         unread = [layer.site.name for layer in self._layers if layer.weights is None]
         if unread and failed is None:
-            raise VicinalError(
-                f"no attention of {unread[0]} was read: run the model that was tapped inside `with`, and not compiled "
-                "(torch.compile skips what is added later)"
-            )
+            raise VicinalError(f"no attention of {unread[0]} was read: run the model that was tapped inside `with`")
 
 
 class _Layer:
@@ -128,7 +125,7 @@ class _Layer:
         self.heads_axis = site.heads_axis if isinstance(site, Site) else -3
         self.heads = site.heads if isinstance(site, Site) else logits[-3]
         self.weights: Tensor | None = None
-        self._reader: _Reader | None = None
+        self._before: Callable[..., Any] | None = None
 
     def check_class_token(self, model: nn.Module) -> None:
         """Raise if the class token is asked for and there is none."""
@@ -139,15 +136,29 @@ class _Layer:
         if prefix == 0 or absent:
             raise VicinalError(f"{self.site.name} has no class token to read; use queries='mean'")
 
-    def open(self, *_: object) -> None:
+    def open(self) -> None:
+        """Take the place of the module's forward; `torch.compile` looks for that, and not for hooks."""
         self.weights = None
-        self._reader = _Reader(self)
-        self._reader.__enter__()  # type: ignore[no-untyped-call]
+        module = self.site.module
+        self._before = module.__dict__.get("forward")
+        self._hook = module.register_forward_hook(no_short_cut)
+        module.forward = self._read
 
-    def close(self, *_: object) -> None:
-        if self._reader is not None:
-            self._reader.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._reader = None
+    def close(self) -> None:
+        """Leave the module as it was."""
+        self._hook.remove()
+        del self.site.module.forward
+        if self._before is not None:
+            self.site.module.forward = self._before
+
+    def _read(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, read along."""
+        self.weights = None
+        module = self.site.module
+        with _Reader(self):
+            if self._before is not None:
+                return self._before(*args, **kwargs)
+            return type(module).forward(module, *args, **kwargs)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether logits are this layer's: images and tokens may be more or fewer than when it was found."""
@@ -200,6 +211,9 @@ class _Reader(TorchFunctionMode):
         if func is attend:
             q, k = args[:2]
             self._compute(q, k, prior=kwargs["prior"], mask=kwargs["mask"], scale=kwargs["scale"])
+        elif func is recomputed_attention:  # what `attend` is under torch.compile
+            prior: Any = self.layer.site.module.prior
+            self._compute(args[0], args[1], prior=prior, mask=args[5], scale=args[10])
         elif func is F.scaled_dot_product_attention:
             self._fused(*args, **kwargs)
         elif func is F.multi_head_attention_forward:

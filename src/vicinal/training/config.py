@@ -60,10 +60,16 @@ class TrainConfig:
     """AutoAugment, with the policy that fits the set."""
     erasing: float = 0.0
     """Probability to erase a rectangle of an image."""
-    mix: Literal["none", "mixup", "cutmix", "both"] = "none"
-    """Mix images of a batch, and their labels; both: half Mixup, half CutMix."""
+    mix: Literal["none", "mixup", "cutmix", "both", "transmix"] = "none"
+    """Mix images and labels of a batch; both: half Mixup, half CutMix; transmix: CutMix labelled by attention."""
     mix_prob: float = 0.5
     """Share of the batches that are mixed."""
+    mix_per_example: bool = False
+    """Mix each image by chance and amount of its own, not the whole batch alike."""
+    transmix: Literal["paper", "reference"] = "paper"
+    """Labels by attention as it is, or as the published program does: normalised, and averaged with the area."""
+    mixup_share: float = 0.0
+    """With transmix: the share of what is mixed that is Mixup."""
     smoothing: float = 0.1
     """Label smoothing."""
 
@@ -222,6 +228,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "val_size": (0, math.inf, "a share below 1 or a number of images"),
     "erasing": (0, 1, "a probability from 0 to 1"),
     "mix_prob": (0, 1, "a probability from 0 to 1"),
+    "mixup_share": (0, 1, "a share from 0 to 1"),
     "smoothing": (0, 0.99, "a share from 0 to below 1"),
     "epochs": (1, math.inf, "a whole number, at least 1"),
     "warmup": (0, math.inf, "a number of epochs, at least 0"),

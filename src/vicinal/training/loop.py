@@ -177,16 +177,17 @@ def train_step(job: Job, config: TrainConfig, step: int, images: Tensor, labels:
     job.schedule.step_update(step)
     images, labels = images.to(device, dtype, non_blocking=True), labels.to(device, non_blocking=True)
     rank = accelerator.process_index
-    images, targets = job.mixing(images, labels, derive(config.seed, step, rank, MIXING))
+    batch = job.mixing(images, labels, derive(config.seed, step, rank, MIXING))
     seed_everything(derive(config.seed, step, rank, DROP_PATH))
     job.model.train()
     job.optimizer.zero_grad()
     total = torch.zeros((), device=device, dtype=dtype)
-    pieces = list(zip(images.chunk(config.accumulate), targets.chunk(config.accumulate), strict=True))
-    for number, (part, target) in enumerate(pieces, start=1):
-        last = number == len(pieces)
+    for number, part in enumerate(batch.pieces(config.accumulate), start=1):
+        last = number == config.accumulate
         with nullcontext() if last else accelerator.no_sync(job.model):  # processes exchange gradients once a step
-            loss = F.cross_entropy(job.model(part), target) / len(pieces)
+            with job.mixing:
+                logits = job.model(part.images)
+            loss = F.cross_entropy(logits, job.mixing.targets(part)) / config.accumulate
             accelerator.backward(loss)
         total += loss.detach()
     if config.clip_grad is not None:

@@ -12,7 +12,7 @@ from torch import nn
 from vicinal.attachment import attach
 from vicinal.data import Augmentation, Images, Loader, Preprocessing, Source, derive, open_source, split
 from vicinal.errors import VicinalError
-from vicinal.mixing import Mixing
+from vicinal.mixing import Mixing, TransMix
 from vicinal.models import create_model, load
 from vicinal.models.resizing import priors_of, written_priors
 from vicinal.training.config import DEFAULT_MODEL, TrainConfig
@@ -93,8 +93,17 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> Job:
         warmup_lr_init=config.min_lr,
         t_in_epochs=False,
     )
+    mixing = Mixing(
+        config.mix,
+        classes=len(source.class_names),
+        prob=config.mix_prob,
+        smoothing=config.smoothing,
+        mixup_share=config.mixup_share,
+        per_example=config.mix_per_example,
+        model=network,
+        transmix=TransMix(config.transmix),
+    )
     model, optimizer = accelerator.prepare(network, optimizer)
-    mixing = Mixing(config.mix, classes=len(source.class_names), prob=config.mix_prob, smoothing=config.smoothing)
     return Job(
         accelerator,
         network,

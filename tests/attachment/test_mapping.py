@@ -1,0 +1,144 @@
+import pytest
+import torch
+from timm.models.swin_transformer import SwinTransformer
+from torch import nn
+from torchvision.models import SwinTransformer as TorchvisionSwin
+from torchvision.models import VisionTransformer as TorchvisionVit
+
+import vicinal
+from small_models import SWIN, images, swin, swin_v2, vit
+from vicinal import VicinalError
+from vicinal.attachment import patch_attention
+
+
+def folded(weights, size, window, shift):
+    """Windows `(n, windows, patches)` put back one patch after another; the last `shift` say who rolls first."""
+    rows, columns = size
+    down, right = -(-rows // window), -(-columns // window)
+    image = torch.zeros(len(weights), rows, columns)
+    for number in range(down * right):
+        for patch in range(window**2):
+            row = number // right * window + patch // window
+            column = number % right * window + patch % window
+            if shift[1] == "rolls, then pads":
+                if row >= rows or column >= columns:
+                    continue
+                row, column = (row + shift[0]) % rows, (column + shift[0]) % columns
+            else:
+                row, column = (row + shift[0]) % (down * window), (column + shift[0]) % (right * window)
+                if row >= rows or column >= columns:
+                    continue
+            image[:, row, column] = weights[:, number, patch] / (down * right)
+    return image
+
+
+def torchvision_swin():
+    return TorchvisionSwin([2, 2], 12, [2, 2], [2, 4], [4, 4], num_classes=5, stochastic_depth_prob=0.0)
+
+
+ROLLS, PADS = "rolls, then pads", "pads, then rolls"
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "layer", "grid", "shift"),
+    [
+        (swin, (32, 32), 0, (16, 16), (0, ROLLS)),
+        (swin, (32, 32), 1, (16, 16), (2, ROLLS)),
+        (swin, (32, 32), -1, (8, 8), (2, ROLLS)),
+        (swin_v2, (32, 32), None, (8, 8), (2, ROLLS)),
+        (lambda: SwinTransformer(**SWIN | {"img_size": (32, 48)}), (32, 48), None, (8, 12), (2, ROLLS)),
+        (lambda: SwinTransformer(**SWIN | {"img_size": (40, 56)}), (40, 56), -2, (10, 14), (0, ROLLS)),
+        (lambda: SwinTransformer(**SWIN | {"img_size": (40, 56)}), (40, 56), None, (10, 14), (2, ROLLS)),
+        (torchvision_swin, (40, 56), None, (10, 14), (2, PADS)),
+    ],
+)
+@torch.no_grad()
+def test_windows_are_put_back_where_they_were_cut_from(make, size, layer, grid, shift):
+    model = make().eval()
+    x = torch.randn(3, 3, *size)
+    with (
+        patch_attention(model, layer, img_size=size) as attention,
+        vicinal.tap(model, [-1 if layer is None else layer], img_size=size) as all_of_it,
+    ):
+        model(x)
+    weights = all_of_it.last.mean((2, 3))  # over heads and queries
+    torch.testing.assert_close(attention.map, folded(weights, grid, 4, shift))
+
+
+@torch.no_grad()
+def test_the_windows_of_a_dilated_grid_too():
+    """MaxViT's last attention takes every second patch."""
+    model = vicinal.create_model(
+        "maxvit_rmlp_pico_rw_256", img_size=64, embed_dim=(32, 32), depths=(1, 1), stem_width=16
+    ).eval()
+    with patch_attention(model, img_size=64) as attention, vicinal.tap(model, img_size=64) as all_of_it:
+        model(torch.randn(2, 3, 64, 64))
+    weights, side = all_of_it.last.mean((2, 3)), attention.map.shape[-1]
+    window = int(weights.shape[-1] ** 0.5)
+    across = side // window
+    assert across > 1
+    for row in range(side):
+        for column in range(side):
+            number = row % across * across + column % across
+            patch = row // across * window + column // across
+            torch.testing.assert_close(attention.map[:, row, column], weights[:, number, patch] / across**2)
+
+
+@torch.no_grad()
+def test_whose_attention_it_is_is_chosen_by_the_model_and_can_be_overruled():
+    def chosen(model, **options):
+        """`class` or `mean`, by comparing with all weights."""
+        x = torch.randn(2, 3, 32, 32)
+        with patch_attention(model.eval(), img_size=32, **options) as attention, vicinal.tap(model, img_size=32) as t:
+            model(x)
+        weights = t.last.mean(1)
+        prefix = weights.shape[-1] - 16
+        got = attention.map.flatten(1)
+        kinds = {"class": weights[:, 0, prefix:], "mean": weights[:, prefix:, prefix:].mean(1)}
+        return [kind for kind, expected in kinds.items() if torch.allclose(got, expected, atol=1e-6)]
+
+    assert chosen(vit()) == ["class"]
+    assert chosen(vit(), queries="mean") == ["mean"]
+    assert chosen(vit(global_pool="avg")) == ["mean"]
+    assert chosen(vit(global_pool="avg"), queries="class") == ["class"]
+    assert chosen(vit(global_pool="avg", class_token=False, reg_tokens=2)) == ["mean"]
+    assert chosen(TorchvisionVit(32, 8, 2, 4, 24, 48, num_classes=5)) == ["class"]
+
+
+def test_training_goes_on_as_without_and_no_gradient_flows():
+    model = vit()
+    x, attention = images(model), patch_attention(model)
+    model(x).square().sum().backward()
+    plain = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with attention:
+        out = model(x)
+    out.square().sum().backward()
+    assert all(torch.equal(p.grad, before) for p, before in zip(model.parameters(), plain, strict=True))
+    assert not attention.map.requires_grad
+
+
+def test_channels_have_no_map_so_the_layer_before_is_read():
+    model = vicinal.create_model("davit_tiny", img_size=64, embed_dims=(32,), depths=(1,), num_heads=(4,)).eval()
+    layers = vicinal.tap(model, None, img_size=64).layers
+    assert "channels" in layers[-1].reason
+    attention = patch_attention(model, img_size=64)
+    assert attention.layer.name == layers[-2].name
+    with pytest.raises(VicinalError, match="has no map: it attends over channels"):
+        patch_attention(model, -1, img_size=64)
+
+
+def test_bad_input_says_what_to_do():
+    model = vit(dynamic_img_size=True)
+    with pytest.raises(VicinalError, match="unknown layer 7: the model has 3 attention layers"):
+        patch_attention(model, 7)
+    with pytest.raises(VicinalError, match="Conv2d has no attention to read"):
+        patch_attention(nn.Conv2d(3, 3, 1), img_size=8)
+    with pytest.raises(VicinalError, match="nothing was read yet"):
+        _ = patch_attention(model).map
+    with patch_attention(model) as attention:
+        model(torch.randn(2, 3, 32, 48))
+    with pytest.raises(
+        VicinalError, match=r"saw 25 tokens, where 17 \(4 x 4 \+ 1 prefix\) were expected: give the img_size"
+    ):
+        _ = attention.map
