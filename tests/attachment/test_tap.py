@@ -162,7 +162,7 @@ def test_a_tap_works_again_and_after_an_error():
     with t:
         model(images(model, 5))
     assert t.last.shape == (5, 4, 17, 17)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
 
 
 def test_the_model_is_as_it_was_when_a_tap_is_made():
@@ -217,6 +217,47 @@ def test_multihead_attention_is_read():
 def test_bad_input_says_what_to_do(make, message):
     with pytest.raises(VicinalError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "spec", "queries"),
+    [
+        (vit, None, "class"),
+        (vit, "gmm:init=spread", "class"),
+        (vit, "gmm:init=spread+gab", "mean"),
+        (swin, "gmm:init=spread", "mean"),
+        (cait, None, "class"),
+    ],
+)
+def test_a_compiled_model_is_read_in_one_graph(make, spec, queries):
+    model = make()
+    if spec:
+        vicinal.attach(model, spec)
+    x, t = images(model, 3), vicinal.tap(model, queries=queries)
+    with t:
+        plain = model(x)
+    expected = t.last
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), plain)  # compiled before the tap is open
+    for _ in range(2):
+        with t:
+            out = compiled(x)
+        torch.testing.assert_close(out, plain)
+        torch.testing.assert_close(t.last, expected)
+        assert not t.last.requires_grad
+    out.square().sum().backward()
+    torch.testing.assert_close(compiled(x), plain)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # with and without
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def test_taps_of_one_layer_do_not_disturb_each_other():
+    model = vit().eval()
+    with vicinal.tap(model) as one, vicinal.tap(model, queries="class") as other:
+        model(images(model))
+    torch.testing.assert_close(one.last[:, :, 0], other.last)
+    assert "forward" not in vars(model.blocks[2].attn)
 
 
 def test_a_tap_that_reads_nothing_says_so():

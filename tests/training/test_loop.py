@@ -22,8 +22,10 @@ SMALL = {"epochs": 3, "warmup": 1, "train_size": 130, "val_size": 60, "batch_siz
 # everything that draws at random or keeps a state
 ALL = {
     "prior": "gmm",
-    "mix": "both",
+    "mix": "transmix",
     "mix_prob": 0.7,
+    "mix_per_example": True,
+    "mixup_share": 0.5,
     "auto_augment": True,
     "erasing": 0.5,
     "drop_path": 0.3,
@@ -230,7 +232,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch, precisio
 
 
 def test_pieces_of_a_step_add_up_to_the_step(tmp_path):
-    plain = {"drop_path": 0.0, "precision": "fp64", "epochs": 1, "warmup": 0}
+    plain = {"mix": "transmix", "mix_prob": 1.0, "prior": "gmm", "precision": "fp64", "epochs": 1, "warmup": 0}
     whole, pieces = (
         vicinal.fit(config(tmp_path / str(number), **plain, accumulate=number, clip_grad=0.5)) for number in (1, 4)
     )
@@ -239,7 +241,7 @@ def test_pieces_of_a_step_add_up_to_the_step(tmp_path):
 
 
 def test_a_run_in_lower_precision_saves_an_ordinary_model(tmp_path):
-    run = vicinal.fit(config(tmp_path / "run", prior="gmm", precision="bf16", ema=0.9, epochs=1))
+    run = vicinal.fit(config(tmp_path / "run", prior="gmm", mix="transmix", precision="bf16", ema=0.9, epochs=1))
     assert {tensor.dtype for tensor in weights(run).values()} == {torch.float32}
     assert run.model()(torch.zeros(1, 1, 8, 8)).dtype == torch.float32
     again = vicinal.fit(config(tmp_path / "again", epochs=1))  # another precision in the same process
@@ -289,6 +291,11 @@ def test_what_the_machine_cannot_do_is_said(tmp_path):
 
 @pytest.mark.slow
 def test_compiled_training_learns_the_same(tmp_path):
-    plain, compiled = (vicinal.fit(config(tmp_path / str(flag), compile=flag, drop_path=0.0)) for flag in (False, True))
+    mixed = {"prior": "gmm", "mix": "transmix", "mix_prob": 1.0}
+    plain, compiled, other = (
+        vicinal.fit(config(tmp_path / name, **mixed | changes))
+        for name, changes in (("plain", {}), ("compiled", {"compile": True}), ("other", {"mix": "cutmix"}))
+    )
     assert compiled.metrics[-1]["train_loss"] == pytest.approx(plain.metrics[-1]["train_loss"], rel=1e-3)
+    assert compiled.metrics[-1]["train_loss"] != pytest.approx(other.metrics[-1]["train_loss"], rel=1e-3)
     assert compiled.config.compile

@@ -47,7 +47,9 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
 @pytest.mark.parametrize(("launcher", "processes"), [(TORCHRUN, 2), (ACCELERATE, 1)], ids=["torchrun", "accelerate"])
 def test_launchers_write_one_run_with_exact_figures(tmp_path, launcher, processes):
     """The splits have odd numbers of images: a sampler that pads would count some twice."""
-    done = run(*launcher, "-m", "vicinal", *TRAIN, "--prior", "gmm", "--mix", "both", "--out", str(tmp_path / "run"))
+    done = run(
+        *launcher, "-m", "vicinal", *TRAIN, "--prior", "gmm", "--mix", "transmix", "--out", str(tmp_path / "run")
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("epoch 3/3") == done.stdout.count("run folder:") == 1
     found = vicinal.Run(tmp_path / "run")
