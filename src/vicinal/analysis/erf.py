@@ -1,0 +1,311 @@
+"""ERF, the effective receptive field: which pixels a patch of a feature map depends on, and how much.
+
+    E(p) = mean over images of max(0, mean over colours of d(mean channel of the patch) / d(pixel p)),   sum_p E(p) = 1
+
+Luo et al., "Understanding the Effective Receptive Field in Deep Convolutional Neural Networks", arXiv:1701.04128; with
+the mean over colours taken before the negative part is clipped, and the clipping image by image, as Kim et al.,
+arXiv:2305.04722, do for vision transformers. One backward pass serves a batch: no image's patch depends on another
+image's pixels, so the gradient of a sum over images holds each image's own.
+"""
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from vicinal.analysis.feature_maps import FeatureMap, find_map
+from vicinal.analysis.fitting import GaussianFit, fit_gaussian
+from vicinal.analysis.positions import Positions, changed_positions
+from vicinal.attachment.running import Runner, quietly, runner_for
+from vicinal.errors import VicinalError, unknown
+
+__all__ = ["SHARES", "Mode", "ReceptiveField", "receptive_field"]
+
+Mode = Literal["clip", "abs"]
+SHARES = (0.2, 0.3, 0.5, 0.99)
+"""Of the energy, for which `ReceptiveField.as_dict` gives the centred square."""
+FITTED = 64  # cells a side at most that a Gaussian is fitted to: more take seconds
+
+
+@dataclass(frozen=True, eq=False)
+class ReceptiveField:
+    """What one patch of a layer depends on. Lengths are in pixels, unless they say patches.
+
+    A patch is a cell of the layer's grid when that is laid over the image. The field's centre is the patch's centre,
+    also where the grid is even, so that no patch is in the middle of the image, and where the padding of convolutions
+    moves what a patch sees by a part of it, which `fit` tells.
+    """
+
+    field: NDArray[np.float64]
+    """Energy of each pixel, `(height, width)`, of sum 1."""
+    model: str
+    layer: str
+    """Name of the module."""
+    at: tuple[int, int]
+    """Row and column of the patch."""
+    grid: tuple[int, int]
+    """Rows and columns of the layer's grid."""
+    stem: tuple[int, int]
+    """Rows and columns of the finest grid on the way to the layer: the same in a ViT, that of stage one in Swin."""
+    images: int
+    """How many it is the mean of."""
+    mode: Mode
+    positions: Positions
+
+    @property
+    def patch(self) -> tuple[float, float]:
+        """Height and width of a patch."""
+        return self.field.shape[0] / self.grid[0], self.field.shape[1] / self.grid[1]
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        """The patch's centre, down and to the right from the image's upper left corner."""
+        return (self.at[0] + 0.5) * self.patch[0], (self.at[1] + 0.5) * self.patch[1]
+
+    @property
+    def outside_centre_patch(self) -> float:
+        """Share of the energy that is not in the patch itself."""
+        return float(1 - self.by_patch[self.at])
+
+    def square(self, share: float) -> float:
+        """Side of the smallest square of whole pixels, centred on the patch, that holds a share of the energy.
+
+        It may stick out of the image, the more so the farther the patch is from the image's centre.
+        """
+        if not 0 < share <= 1:
+            raise VicinalError(f"a share of the energy is above 0 and at most 1, given {share}")
+        sides, shares = self.within
+        return float(sides[min(int(np.searchsorted(shares, share - 1e-9)), len(sides) - 1)])
+
+    @cached_property
+    def within(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Sides of centred squares, and the share of the energy in each, both rising."""
+        down, right = (
+            2 * np.abs(np.arange(n) + 0.5 - c) + 1 for n, c in zip(self.field.shape, self.centre, strict=True)
+        )
+        # rounded, because patches of no whole number of pixels give sides that differ in the last digit
+        sides, index = np.unique(np.maximum(down[:, None], right).round(9), return_inverse=True)
+        return sides, np.bincount(index.ravel(), self.field.ravel()).cumsum()
+
+    @property
+    def by_patch(self) -> NDArray[np.float64]:
+        """Energy of each patch, `(rows, columns)`, of sum 1."""
+        return self.by_cell(self.grid)[0]
+
+    def by_cell(self, grid: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Energy of each cell of a grid that is laid over the image, `(rows, columns)`; and the cells' pixels."""
+        down, right = (_overlap(n, count) for n, count in zip(self.field.shape, grid, strict=True))
+        return down @ self.field @ right.T, np.outer(down.sum(1), right.sum(1))
+
+    @cached_property
+    def fit(self) -> GaussianFit:
+        """The 2-D Gaussian that is nearest to the field, in pixels; its centre is told from the patch's.
+
+        It is fitted to the cells of the stem's grid, because inside of those one sees the weights of an embedding and
+        not how far a layer looks; to 64 x 64 cells at most. Their own width is taken out of the Gaussian's.
+        """
+        rows, columns = (min(FITTED, count) for count in self.stem)
+        high, wide = self.field.shape[0] / rows, self.field.shape[1] / columns
+        energy, pixels = self.by_cell((rows, columns))
+        fit = fit_gaussian(energy / pixels, centre=(0, 0))
+        return replace(
+            fit,
+            sigma_x=_without_cell(fit.sigma_x * wide, wide),
+            sigma_y=_without_cell(fit.sigma_y * high, high),
+            centre_x=(fit.centre_x + 0.5) * wide - self.centre[1],
+            centre_y=(fit.centre_y + 0.5) * high - self.centre[0],
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures, for JSON; NaN is None. The field itself is what `save` is for."""
+        (high, wide), fit = self.patch, asdict(self.fit)
+        squares = [{"share": share, "pixels": self.square(share)} for share in SHARES]
+        figures = {
+            "model": self.model,
+            "layer": self.layer,
+            "at": self.at,
+            "grid": self.grid,
+            "stem": self.stem,
+            "patch": self.patch,
+            "image": self.field.shape,
+            "images": self.images,
+            "mode": self.mode,
+            "positions": self.positions,
+            "outside_centre_patch": self.outside_centre_patch,
+            "squares": [each | {"patches": each["pixels"] / (high * wide) ** 0.5} for each in squares],
+            "fit": {key: value for key, value in fit.items() if not key.startswith(("sigma", "centre"))}
+            | {key: {"pixels": fit[key], "patches": fit[key] / side} for key, side in _axes(high, wide)},
+        }
+        return dict(json.loads(json.dumps(figures, default=list), parse_constant=lambda _: None))
+
+    def save(self, path: str | Path) -> None:
+        """Write the field and what it is of, as `.npz` without pickles."""
+        about = {key: value for key, value in vars(self).items() if key in ABOUT}
+        with open(path, "wb") as file:
+            np.savez_compressed(file, field=self.field, about=np.array(json.dumps(about)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "ReceptiveField":
+        """Read what `save` wrote."""
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                about = json.loads(str(stored["about"]))
+                about = {key: tuple(value) if isinstance(value, list) else value for key, value in about.items()}
+                return cls(field=stored["field"], **about)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise VicinalError(f"{path} holds no receptive field: {error}") from error
+
+
+ABOUT = tuple(name for name in ReceptiveField.__dataclass_fields__ if name != "field")
+
+
+def receptive_field(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    *,
+    layer: int | str | None = None,
+    at: tuple[int, int] | None = None,
+    mode: Mode = "clip",
+    positions: Positions = "trained",
+    seed: int = 0,
+    batch_size: int = 32,
+) -> ReceptiveField:
+    """Measure which pixels a patch of a layer depends on.
+
+    >>> import torch, vicinal
+    >>> from vicinal.analysis.erf import receptive_field
+    >>> model = vicinal.create_model("vit-micro", img_size=(32, 48))
+    >>> found = receptive_field(model, torch.randn(4, 3, 32, 48), layer=0)
+    >>> found.layer, found.at, found.grid, found.field.shape
+    ('blocks.0', (4, 6), (8, 12), (32, 48))
+
+    The model runs as in evaluation, up to the layer, once for a batch and once on noise to find the layer. It is left
+    as it was.
+
+    Args:
+        model: any vision model of timm, transformers or torchvision, or a network of convolutions.
+        images: `(n, channels, height, width)` as the model takes them; or batches of them, alone or, as loaders give
+            them, with labels behind.
+        layer: index of a block, from the end if below zero, or any module's name; by default the last block. That is
+            before a last norm, behind which the mean over channels hardly depends on the image.
+        at: row and column of the patch; by default `(rows // 2, columns // 2)`.
+        mode: what becomes of an image's gradient where it is negative: `clip`, zero; `abs`, its absolute value.
+        positions: as they are, or see `changed_positions`.
+        seed: of random positions.
+        batch_size: images in a backward pass, which bounds the memory.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile hides what happens inside
+    if not isinstance(model, nn.Module):
+        raise VicinalError(f"receptive_field takes a torch.nn.Module, given {type(model).__name__}")
+    if mode not in get_args(Mode):
+        raise unknown("mode", mode, get_args(Mode))
+    if batch_size < 1:
+        raise VicinalError(f"batch_size is a number of images, at least 1; given {batch_size}")
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        changed_positions(model, positions, seed=seed),
+        quietly(model),
+        _without_parameter_gradients(model),
+    ):
+        run, chosen, total, count = None, None, None, 0
+        for batch in _batches(images, batch_size):
+            if run is None or chosen is None or total is None:
+                run = runner_for(model, example=batch)
+                chosen = find_map(run, layer, at)
+                total = torch.zeros(run.image, dtype=torch.float64)
+            if batch.shape[1:] != run.shape:
+                raise VicinalError(
+                    f"all images have one shape; given {_sizes(run.shape)} and {_sizes(batch.shape[1:])}"
+                )
+            total += _energy(run, chosen, batch, mode).cpu()
+            count += len(batch)
+    if chosen is None or total is None:
+        raise VicinalError("there are no images; give at least one")
+    field = total.numpy() / count
+    if not np.isfinite(field).all():
+        raise VicinalError(f"the gradient of {chosen.name} is not finite; are the images and the weights?")
+    if not field.sum() > 0:
+        raise VicinalError(
+            f"no pixel has {'a positive' if mode == 'clip' else 'an'} influence on {chosen.name} at {chosen.at[0]} "
+            f"{chosen.at[1]}; look at an earlier layer" + (", or use mode abs" if mode == "clip" else "")
+        )
+    return ReceptiveField(
+        field=field / field.sum(),
+        model=_name_of(model),
+        layer=chosen.name,
+        at=chosen.at,
+        grid=(chosen.grid.height, chosen.grid.width),
+        stem=chosen.stem,
+        images=count,
+        mode=mode,
+        positions=positions,
+    )
+
+
+def _energy(run: Runner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> Tensor:
+    """Sum over a batch of each image's energy: `(height, width)`."""
+    like = next(run.model.parameters(), batch)
+    pixels = batch.detach().to(like.device, like.dtype, copy=True).requires_grad_()
+    patch = chosen.of_patch(chosen.output(run, pixels))
+    (gradient,) = torch.autograd.grad(patch.mean(1).sum(), pixels)
+    by_image = gradient.double().mean(1)
+    return (by_image.clamp(min=0) if mode == "clip" else by_image.abs()).sum(0)
+
+
+def _batches(images: Tensor | Iterable[Any], batch_size: int) -> Iterator[Tensor]:
+    for given in [images] if isinstance(images, Tensor) else images:
+        batch = given[0] if isinstance(given, tuple | list) and given else given
+        if not isinstance(batch, Tensor) or batch.dim() != 4 or not batch.is_floating_point():
+            what = f"{batch.dtype} {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
+            raise VicinalError(
+                f"images are floating point (n, channels, height, width), as the model takes them; given {what}"
+            )
+        yield from (part for part in batch.split(batch_size) if len(part))
+
+
+@contextlib.contextmanager
+def _without_parameter_gradients(model: nn.Module) -> Iterator[None]:
+    """Only pixels get a gradient inside, which spares memory and half of the backward pass."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_()
+
+
+def _name_of(model: nn.Module) -> str:
+    declared: Any = getattr(model, "pretrained_cfg", None) or {}
+    architecture = declared.get("architecture") if isinstance(declared, Mapping) else None
+    return architecture or type(model).__name__
+
+
+def _axes(high: float, wide: float) -> list[tuple[str, float]]:
+    return [("sigma_x", wide), ("sigma_y", high), ("centre_x", wide), ("centre_y", high)]
+
+
+def _overlap(pixels: int, cells: int) -> NDArray[np.float64]:
+    """How much of each pixel along an axis lies in each cell: `(cells, pixels)`."""
+    edges = np.arange(cells + 1)[:, None] * (pixels / cells)
+    return np.diff(np.clip(np.arange(pixels + 1), edges[:-1], edges[1:]), axis=1)
+
+
+def _without_cell(width: float, cell: float) -> float:
+    """The width of what was averaged over cells, where their means have a width."""
+    return math.sqrt(max(width**2 - (cell**2 - 1) / 12, 0.0))
+
+
+def _sizes(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))

@@ -1,0 +1,371 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from timm.models.resnet import BasicBlock, ResNet
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import vicinal
+from vicinal import VicinalError
+from vicinal.analysis.erf import ReceptiveField, receptive_field
+
+SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
+
+
+def vit(**options):
+    settings = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 3}
+    return lively(VisionTransformer(**settings | options))
+
+
+def lively(model):
+    """Weights of the size of 1, so that attention is far from uniform."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+    return model.eval()
+
+
+def tokens(model, images):
+    x = model._pos_embed(model.patch_embed(images))
+    return model.blocks(model.norm_pre(x))
+
+
+def by_differences(value, images, mode):
+    """The field from every pixel of every image moved up and down: value gives a number an image."""
+    step, total = 1e-5, np.zeros(images.shape[2:])
+    for image in images:
+        moves = step * torch.eye(image.numel(), dtype=image.dtype).view(-1, *image.shape)
+        with torch.no_grad():
+            slopes = (value(image + moves) - value(image - moves)) / (2 * step)
+        slope = slopes.view(image.shape).mean(0).numpy()
+        total += np.maximum(slope, 0) if mode == "clip" else np.abs(slope)
+    return total / total.sum()
+
+
+def gaussian_field(size, centre, sigma_y, sigma_x, **options):
+    y, x = np.arange(size[0])[:, None] + 0.5 - centre[0], np.arange(size[1]) + 0.5 - centre[1]
+    field = np.exp(-((y / sigma_y) ** 2) / 2 - (x / sigma_x) ** 2 / 2)
+    return made(field / field.sum(), **options)
+
+
+def made(field, *, grid, at, **options):
+    about = {"model": "m", "layer": "l", "stem": grid, "images": 1, "mode": "clip", "positions": "trained"}
+    return ReceptiveField(field=field, grid=grid, at=at, **about | options)
+
+
+@pytest.mark.parametrize("mode", ["clip", "abs"])
+@pytest.mark.parametrize(
+    ("options", "token"),
+    [
+        ({}, 1 + 3),
+        ({"class_token": False, "global_pool": "avg"}, 3),
+        ({"reg_tokens": 4}, 5 + 3),
+        ({"img_size": (8, 12)}, 1 + 4),
+    ],
+    ids=["class token", "no class token", "registers", "rectangle"],
+)
+def test_it_is_the_mean_slope_of_every_pixel_of_every_image(options, token, mode):
+    model = vit(**options).double()
+    images = torch.randn(3, 3, *model.patch_embed.img_size, dtype=torch.float64)
+    expected = by_differences(lambda x: tokens(model, x)[:, token].mean(1), images, mode)
+    found = receptive_field(model, images, mode=mode)
+    np.testing.assert_allclose(found.field, expected, atol=1e-8)
+    assert (found.layer, found.images, found.mode) == ("blocks.1", 3, mode)
+
+
+def clipped(value, images):
+    """The field from the gradient of a number an image, all images at once."""
+    (gradient,) = torch.autograd.grad(value.sum(), images)
+    expected = gradient.mean(1).clamp(min=0).sum(0)
+    return expected / expected.sum()
+
+
+def test_swin_is_read_from_its_feature_map():
+    model = lively(SwinTransformer(**SWIN, num_classes=3)).double()
+    images = torch.randn(2, 3, 16, 16, dtype=torch.float64, requires_grad=True)
+    expected = clipped(model.layers(model.patch_embed(images))[:, 2, 2].mean(1), images)
+    found = receptive_field(model, images)
+    np.testing.assert_allclose(found.field, expected, atol=1e-12)
+    assert (found.layer, found.grid, found.at, found.stem) == ("layers.1.blocks.1", (4, 4), (2, 2), (8, 8))
+
+
+def test_hugging_face_models_are_read_from_their_hidden_states():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    vit = transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=8, patch_size=4))
+    settings = {key: value for key, value in SWIN.items() if key != "img_size"} | {"image_size": 16}
+    swin = transformers.SwinForImageClassification(transformers.SwinConfig(**settings))
+    # hidden states are those of embeddings, then of ViT's first block, or of Swin's first stage with its merging
+    for model, layer, size, token in ((vit, 0, 8, 1 + 3), (swin, "swin.encoder.layers.0", 16, 2 * 4 + 2)):
+        lively(model).double()
+        images = torch.randn(2, 3, size, size, dtype=torch.float64, requires_grad=True)
+        hidden = model(images, output_hidden_states=True).hidden_states[1]
+        found = receptive_field(model, images, layer=layer)
+        np.testing.assert_allclose(found.field, clipped(hidden[:, token].mean(1), images), atol=1e-12)
+    assert receptive_field(swin, images).layer == "swin.encoder.layers.1.blocks.1"
+
+
+def test_torchvision_models_are_read_too():
+    from torchvision.models import VisionTransformer as TorchvisionVit
+
+    model = TorchvisionVit(image_size=8, patch_size=4, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16)
+    model = lively(model).double()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64, requires_grad=True)
+    x = torch.cat([model.class_token.expand(2, -1, -1), model._process_input(images)], 1) + model.encoder.pos_embedding
+    found = receptive_field(model, images)
+    np.testing.assert_allclose(found.field, clipped(model.encoder.layers(x)[:, 1 + 3].mean(1), images), atol=1e-12)
+    assert found.layer == "encoder.layers.encoder_layer_1"
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_stack_of_convolutions_has_its_theoretical_field(depth):
+    model = nn.Sequential(*(nn.Conv2d(1, 1, 3, padding=1, bias=False) for _ in range(depth)))
+    for layer in model:
+        nn.init.ones_(layer.weight)
+    found = receptive_field(model, torch.randn(2, 1, 15, 21))
+    row = np.array([1.0])
+    for _ in range(depth):
+        row = np.convolve(row, [1, 1, 1])
+    expected = np.zeros((15, 21))
+    expected[7 - depth : 8 + depth, 10 - depth : 11 + depth] = np.outer(row, row) / row.sum() ** 2
+    np.testing.assert_allclose(found.field, expected, atol=1e-7)
+    assert (found.at, found.patch, found.square(1)) == ((7, 10), (1, 1), 2 * depth + 1)
+    if depth > 1:
+        assert found.fit.sigma_x == pytest.approx(math.sqrt(depth * 2 / 3), rel=0.1)
+
+
+def test_a_prior_that_sees_neighbours_only_has_a_field_within_its_depth():
+    narrow = [{"prior": "conv", "options": {"sigma": [0.1] * 9}}]
+    settings = {"img_size": 28, "embed_dim": 36, "num_heads": 9, "global_pool": "avg", "patch_size": 4}
+    for depth in (1, 2):
+        model = lively(vicinal.create_model("vit-micro", prior=narrow, depth=depth, **settings))
+        by_patch = receptive_field(model, torch.randn(8, 3, 28, 28), mode="abs").by_patch
+        inside = by_patch[3 - depth : 4 + depth, 3 - depth : 4 + depth]
+        assert inside.sum() == pytest.approx(1, abs=1e-9)
+        assert (inside[[0, 0, -1, -1], [0, -1, 0, -1]] > 1e-6).all()
+    plain = lively(vicinal.create_model("vit-micro", depth=1, **settings))
+    assert receptive_field(plain, torch.randn(8, 3, 28, 28)).by_patch[0, 0] > 1e-4
+
+
+def test_the_batch_size_does_not_matter():
+    model, images = vit(img_size=16), torch.randn(7, 3, 16, 16)
+    fields = [receptive_field(model, images, batch_size=size).field for size in (1, 3, 32)]
+    fields.append(receptive_field(model, ((part, torch.zeros(len(part))) for part in images.split(2))).field)
+    for field in fields[1:]:
+        np.testing.assert_allclose(field, fields[0], atol=1e-6 * fields[0].max())
+        assert field.dtype == np.float64
+
+
+def test_no_more_than_the_layer_asked_for_is_run():
+    model = vit()
+    seen = []
+    model.blocks[1].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    receptive_field(model, torch.randn(50, 3, 8, 8), layer=0)
+    assert seen == [2]  # of noise, to find the layer
+
+
+def test_the_model_is_left_as_it_was():
+    model = vicinal.create_model("vit-micro", prior="gmm:init=paper", depth=2).train()
+    model.head.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    random = torch.get_rng_state()
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        receptive_field(model, images.clone(), positions="random")
+    with pytest.raises(VicinalError):
+        receptive_field(model, images, layer="blocks.7", positions="zero")
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == trained
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(module.training for module in model.modules())
+    assert not model.blocks[1]._forward_hooks
+    assert not images.requires_grad
+
+
+def test_layers_are_found_by_index_and_by_name():
+    model, images = vit(depth=3), torch.randn(2, 3, 8, 8)
+    names = {layer: receptive_field(model, images, layer=layer).layer for layer in (None, 0, -2, "patch_embed")}
+    assert names == {None: "blocks.2", 0: "blocks.0", -2: "blocks.1", "patch_embed": "patch_embed"}
+    assert receptive_field(model, images, layer="patch_embed").outside_centre_patch == pytest.approx(0)
+
+
+def test_a_convolutional_network_has_its_blocks_and_no_pooled_map():
+    model = lively(ResNet(BasicBlock, (1, 1, 1, 1), channels=(4, 4, 8, 8), num_classes=3))
+    found = receptive_field(model, torch.randn(2, 3, 64, 64))
+    assert (found.layer, found.grid, found.stem, found.patch) == ("layer4.0", (2, 2), (16, 16), (32, 32))
+    assert receptive_field(model, torch.randn(2, 3, 64, 64), layer=0).layer == "layer1.0"
+
+
+def test_a_compiled_or_wrapped_model_is_looked_into():
+    model, images = vit(), torch.randn(2, 3, 8, 8)
+    expected = receptive_field(model, images)
+    compiled = receptive_field(torch.compile(model), images)
+    wrapped = receptive_field(nn.Sequential(nn.Identity(), model), images)
+    assert (compiled.layer, wrapped.layer) == ("blocks.1", "1.blocks.1")
+    assert np.array_equal(compiled.field, expected.field)
+    assert np.array_equal(wrapped.field, expected.field)
+
+
+def test_class_attention_is_no_block():
+    model = vicinal.create_model("cait", depth=2, depth_token_only=2, img_size=16)
+    assert receptive_field(model, torch.randn(2, 3, 16, 16)).layer == "blocks.1"
+
+
+def test_tokens_that_are_not_row_by_row_are_found():
+    from timm.models.hiera import Hiera
+
+    apart = {"patch_kernel": (4, 4), "patch_padding": (0, 0)}  # else a patch is as much its neighbour's
+    stages = {"stages": (1, 1, 1), "q_pool": 2, "mask_unit_attn": (True, True, False)}
+    model = Hiera(img_size=(64, 64), embed_dim=16, **stages, **apart)
+    images = torch.randn(2, 3, 64, 64)
+    for layer, at in ((0, (5, 10)), (0, (12, 3)), (1, (1, 6)), (2, (3, 0))):
+        by_patch = receptive_field(model.eval(), images, layer=layer, at=at, mode="abs").by_patch
+        assert np.unravel_index(by_patch.argmax(), by_patch.shape) == at
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["channels first", "channels last"])
+def test_axes_of_equal_length_are_told_apart(last):
+    class Turned(nn.Module):
+        def forward(self, x):
+            return x.permute(0, 2, 3, 1) if last else x
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 2, stride=2), nn.Sequential(Turned()))
+    found = receptive_field(model, torch.randn(2, 3, 16, 16), layer="1.0", at=(2, 5), mode="abs")
+    assert found.by_patch[2, 5] == pytest.approx(1)
+
+
+def test_a_patch_is_the_one_asked_for():
+    model, images = vit(img_size=16, depth=1), torch.randn(4, 3, 16, 16)
+    assert receptive_field(model, images).at == (2, 2)
+    for at in ((0, 0), (1, 3)):
+        found = receptive_field(model, images, at=at)
+        assert found.at == at
+        assert np.unravel_index(found.by_patch.argmax(), (4, 4)) == at
+        assert found.centre == (4 * at[0] + 2, 4 * at[1] + 2)
+
+
+def test_positions_make_a_difference():
+    model = lively(vicinal.create_model("vit-micro", prior="gab", depth=2))
+    images = torch.randn(4, 3, 32, 32)
+    fields = {how: receptive_field(model, images, positions=how) for how in ("trained", "random", "zero")}
+    assert [field.positions for field in fields.values()] == ["trained", "random", "zero"]
+    assert len({field.field[16, 16] for field in fields.values()}) == 3
+    again = receptive_field(model, images, positions="random", seed=1)
+    assert not np.allclose(again.field, fields["random"].field)
+
+
+@pytest.mark.parametrize("patch", [1, 4, 5])
+def test_a_square_is_the_smallest_of_whole_pixels_that_holds_the_share(patch):
+    grid, at = (6, 9), (4, 2)
+    field = np.random.default_rng(0).random((6 * patch, 9 * patch))
+    found = made(field / field.sum(), grid=grid, at=at)
+    down, right = ((place + 0.5) * patch for place in at)
+    for share in (0.2, 0.3, 0.5, 0.99, 1.0):
+        side = found.square(share)
+        for wide, reached in ((side, True), (side - 2, False)):
+            rows = slice(max(0, round(down - wide / 2)), round(down + wide / 2))
+            columns = slice(max(0, round(right - wide / 2)), round(right + wide / 2))
+            assert (found.field[rows, columns].sum() >= share - 1e-9) == reached
+    inside = found.field[4 * patch : 5 * patch, 2 * patch : 3 * patch].sum()
+    assert found.outside_centre_patch == pytest.approx(1 - inside)
+
+
+def test_patches_of_no_whole_number_of_pixels_share_pixels():
+    found = made(np.full((10, 10), 0.01), grid=(4, 4), at=(1, 1))
+    assert found.patch == (2.5, 2.5)
+    assert found.outside_centre_patch == pytest.approx(15 / 16)
+    assert found.by_patch == pytest.approx(np.full((4, 4), 1 / 16))
+    assert found.square(1) == pytest.approx(12.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((32, 32), {"grid": (8, 8), "at": (4, 4)}),
+        ((224, 224), {"grid": (14, 14), "at": (7, 7)}),
+        ((224, 224), {"grid": (7, 7), "at": (3, 3), "stem": (224, 224)}),
+        ((96, 160), {"grid": (6, 10), "at": (2, 6)}),
+    ],
+)
+def test_the_fit_gives_the_widths_of_a_gaussian_in_pixels_and_patches(size, options):
+    patch = size[0] / options["grid"][0]
+    peak = [(place + 0.5) * patch + shift for place, shift in zip(options["at"], (2, -1), strict=True)]
+    found = gaussian_field(size, peak, sigma_y=size[0] / 8, sigma_x=size[0] / 10, **options)
+    assert found.fit.sigma_y == pytest.approx(size[0] / 8, rel=0.02)
+    assert found.fit.sigma_x == pytest.approx(size[0] / 10, rel=0.02)
+    assert (found.fit.centre_y, found.fit.centre_x) == pytest.approx((2, -1), abs=0.1)
+    assert found.fit.r2 > 0.99
+    figures = found.as_dict()["fit"]
+    assert figures["sigma_y"]["pixels"] == found.fit.sigma_y
+    assert figures["sigma_y"]["patches"] == found.fit.sigma_y / patch
+
+
+def test_figures_are_json():
+    found = receptive_field(vit(), torch.randn(2, 3, 8, 8), at=(0, 1))  # 2 x 2 patches are too few for a fit
+    figures = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert figures["at"] == [0, 1]
+    assert figures["fit"]["sigma_x"] == {"pixels": None, "patches": None}
+    assert [each["share"] for each in figures["squares"]] == [0.2, 0.3, 0.5, 0.99]
+    assert figures["squares"][2]["pixels"] == 4 * figures["squares"][2]["patches"]
+
+
+def test_a_saved_field_is_the_same_when_loaded(tmp_path):
+    found = receptive_field(vit(img_size=(8, 16)), torch.randn(2, 3, 8, 16), mode="abs")
+    found.save(tmp_path / "field.npz")
+    loaded = ReceptiveField.load(tmp_path / "field.npz")
+    assert np.array_equal(loaded.field, found.field)
+    assert loaded.as_dict() == found.as_dict()
+    assert vars(loaded).keys() >= ReceptiveField.__dataclass_fields__.keys()
+    (tmp_path / "other.npz").write_bytes(b"PK")
+    np.savez(tmp_path / "another.npz", a=np.zeros(1))
+    for name in ("other.npz", "another.npz", "missing.npz"):
+        with pytest.raises(VicinalError, match="holds no receptive field"):
+            ReceptiveField.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"layer": 2}, "has no layer 2: it has 2 blocks, blocks.0, blocks.1; give an index from 0 to 1"),
+        ({"layer": "block.1"}, "unknown layer 'block.1'; did you mean 'blocks.1'?"),
+        ({"layer": "head"}, "head of VisionTransformer gives no map of the image's patches; blocks that do: blocks.0"),
+        ({"at": (2, 0)}, "blocks.1 has a grid of 2 x 2 patches; at is a row from 0 to 1"),
+        ({"at": (-1, 0)}, "given -1 0"),
+        ({"mode": "relu"}, "unknown mode 'relu'"),
+        ({"positions": "none"}, "unknown positions 'none'"),
+        ({"batch_size": 0}, "at least 1; given 0"),
+        ({"images": torch.zeros(0, 3, 8, 8)}, "there are no images"),
+        ({"images": []}, "there are no images"),
+        ({"images": torch.zeros(3, 8, 8)}, r"images are floating point \(n, channels, height, width\)"),
+        ({"images": torch.zeros(1, 3, 8, 8, dtype=torch.uint8)}, "given torch.uint8"),
+        ({"images": ["a.png"]}, "given str"),
+        ({"images": [torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 9)]}, "3 x 8 x 8 and 3 x 8 x 9"),
+        ({"images": torch.zeros(1, 3, 9, 9)}, "does not run on images of 3 x 9 x 9"),
+        ({"images": torch.full((1, 3, 8, 8), torch.nan)}, "not finite"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_do(arguments, message):
+    images = arguments.pop("images", torch.randn(1, 3, 8, 8))
+    with pytest.raises(VicinalError, match=message):
+        receptive_field(vit(), images, **arguments)
+
+
+def test_a_field_of_nothing_is_refused():
+    model = nn.Sequential(nn.Conv2d(3, 1, 1))
+    nn.init.constant_(model[0].weight, -1)
+    with pytest.raises(VicinalError, match=r"no pixel has a positive influence on 0 at 2 2; .* mode abs"):
+        receptive_field(model, torch.randn(1, 3, 4, 4))
+    with pytest.raises(VicinalError, match="has no position embeddings"):
+        receptive_field(model, torch.randn(1, 3, 4, 4), positions="zero")
+    with pytest.raises(VicinalError, match="no block of Linear gives a map"):
+        receptive_field(nn.Linear(4, 4), torch.randn(1, 3, 4, 4))
+    with pytest.raises(VicinalError, match=r"takes a torch.nn.Module, given str"):
+        receptive_field("vit", torch.randn(1, 3, 4, 4))
+    with pytest.raises(VicinalError, match="above 0 and at most 1"):
+        made(np.ones((2, 2)) / 4, grid=(2, 2), at=(0, 0)).square(0)
