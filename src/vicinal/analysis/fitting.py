@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
-from scipy.stats import beta  # type: ignore[import-untyped]
+from scipy.optimize import least_squares
+from scipy.stats import beta
 
 from vicinal.errors import VicinalError
 

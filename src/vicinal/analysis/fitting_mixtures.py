@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import least_squares  # type: ignore[import-untyped]
+from scipy.optimize import least_squares
 
 from vicinal.analysis.fitting import NARROWEST, STEPS, WIDEST, Array, as_table, chance, doubt, level, places, unfit
 from vicinal.errors import VicinalError

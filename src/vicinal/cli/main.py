@@ -15,6 +15,7 @@ VERBS = {
     "train": "train a model, with a prior or without; writes a run folder",
     "eval": "evaluate a run on one of its splits",
     "predict": "what a trained model makes of your own pictures",
+    "analyze": "what a trained model sees: receptive fields, fits, masks, attention",
     "export": "write a trained model as ONNX or as a torch.export program",
     "datasets": "list the sets of images, or look into one",
     "priors": "list the spatial priors and their options, or draw them",

@@ -2,13 +2,14 @@
 
 import json as json_
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from vicinal.cli.pictures import as_seen, batches, search
 from vicinal.errors import VicinalError
 from vicinal.training.locating import model_folder
 
@@ -44,7 +45,7 @@ def predict(
     if top < 1 or batch_size < 1:
         raise VicinalError(f"--top and --batch-size are at least 1, given {top} and {batch_size}")
     source = model_folder(run)
-    files, problems = _search(images)
+    files, problems = search(images)
     if not files:
         raise VicinalError("no pictures to look at: " + "; ".join(problems or ["none was given"]))
     if explain is not None:
@@ -62,12 +63,12 @@ def predict(
     preprocessing = Preprocessing.of_model(declared)
     names = declared.get("label_names")
     documents = []
-    for group, tensors in _batches(files, preprocessing, batch_size, problems):
+    for group, tensors in batches(files, preprocessing, batch_size, problems):
         found = _predict(model, tensors, names, top)
         if explain is not None:
             _explain(model, tensors, preprocessing, group, found, explain)
         for file, predictions in zip(group, found, strict=True):
-            documents.append({"image": str(file), "predictions": predictions})
+            documents.append({"image": file, "predictions": predictions})
             if not json:
                 print(f"{file}\n{_lines(predictions)}", flush=True)
     if json:
@@ -76,49 +77,6 @@ def predict(
         print(f"drew {len(documents)} into {explain}", file=sys.stderr)
     if problems:
         raise VicinalError("without what could not be read:\n  " + "\n  ".join(problems))
-
-
-def _search(images: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Picture files, those of folders sorted by name; and what is wrong with the rest."""
-    from PIL import Image
-
-    Image.init()
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    files, problems = [], []
-    for image in images:
-        if image.is_dir():
-            inside = [
-                file
-                for file in sorted(image.rglob("*"))
-                if file.suffix.lower() in endings and file.is_file() and not file.name.startswith(".")
-            ]
-            files += inside
-            problems += [] if inside else [f"the folder {image} has no pictures in it"]
-        elif image.exists():
-            files.append(image)
-        else:
-            problems.append(f"there is no file or folder {image}")
-    return files, problems
-
-
-def _batches(
-    files: Sequence[Path], preprocessing: "Preprocessing", batch_size: int, problems: list[str]
-) -> Iterator[tuple[list[Path], "Tensor"]]:
-    """The pictures that can be read, as the model takes them; what is wrong with the others joins `problems`."""
-    import torch
-
-    from vicinal.data import decode, evaluation_tensor
-
-    group, tensors = [], []
-    for position, file in enumerate(files, start=1):
-        try:
-            tensors.append(evaluation_tensor(decode(file, str(file), preprocessing.channels), preprocessing))
-            group.append(file)
-        except VicinalError as error:
-            problems.append(str(error))
-        if group and (len(group) == batch_size or position == len(files)):
-            yield group, torch.stack(tensors)
-            group, tensors = [], []
 
 
 def _predict(
@@ -151,21 +109,18 @@ def _explain(
     model: "nn.Module",
     tensors: "Tensor",
     preprocessing: "Preprocessing",
-    files: Sequence[Path],
+    files: Sequence[str],
     found: Sequence[Sequence[dict[str, Any]]],
     folder: Path,
 ) -> None:
-    import torch
-
     from vicinal.analysis.overlay import attention_map, draw_overlay
 
     like = next(model.parameters())
     maps = attention_map(model, tensors.to(like.device, like.dtype))
-    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (preprocessing.mean, preprocessing.std))
-    pictures = (tensors * std + mean).clamp(0, 1).movedim(1, -1).numpy()
+    pictures = as_seen(tensors, preprocessing)
     for file, picture, attention, predictions in zip(files, pictures, maps, found, strict=True):
         title = f"{_name(predictions[0])}, {predictions[0]['probability']:.1%}"
-        draw_overlay(picture, attention, title, _unused(folder, file.stem))
+        draw_overlay(picture, attention, title, _unused(folder, Path(file).stem))
 
 
 def _make(folder: Path) -> None:
