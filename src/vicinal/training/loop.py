@@ -123,7 +123,9 @@ def _fit(config: TrainConfig, run: Run | None) -> Run:
             run.note_resumed(environment)
     steps, began = job.train.steps, time.monotonic() - progress.seconds
     every = 1 if accelerator.device.type == "cpu" else 16  # steps; to look at a loss is to wait for the GPU
-    recorder = Recorder(run.folder, config.epochs, steps, progress.step, progress.history) if main else Silence()
+    recorder = (
+        Recorder(run.folder, job.network, config.epochs, steps, progress.step, progress.history) if main else Silence()
+    )
     with Stopping() as stopping, recorder:
         saved = mark = time.monotonic()
         while progress.epoch < config.epochs:

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: metrics.csv, TensorBoard, and a bar or, in a pipe, a line per epoch."""
+"""What a person sees of a run while it goes: tables, TensorBoard, and a bar or, in a pipe, a line per epoch."""
 
 import csv
 import os
@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from tqdm import tqdm
+
+from vicinal.training.prior_log import PriorLog
 
 __all__ = ["COLUMNS", "Recorder", "Silence"]
 
@@ -50,20 +53,25 @@ class Recorder(Silence):
 
     Args:
         folder: of the run.
+        network: the one that is trained.
         epochs: how many there will be.
         steps: how many an epoch has.
         done: steps that were done before, if the run is resumed.
         history: rows of the epochs before.
     """
 
-    def __init__(self, folder: Path, epochs: int, steps: int, done: int = 0, history: Sequence[Row] = ()) -> None:
+    def __init__(
+        self, folder: Path, network: nn.Module, epochs: int, steps: int, done: int = 0, history: Sequence[Row] = ()
+    ) -> None:
         self.folder, self.epochs, self.steps, self.done = folder, epochs, steps, done
         self.history = list(history)
+        self.priors = PriorLog(folder, network)
 
     def __enter__(self) -> "Recorder":
         from torch.utils.tensorboard import SummaryWriter
 
         self._write_history()
+        self.priors.start(len(self.history), self.done)
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.done + 1)
         total = self.epochs * self.steps
         self.bar = tqdm(total=total, initial=self.done, unit="step", disable=None, file=sys.stderr, smoothing=0.05)
@@ -87,6 +95,7 @@ class Recorder(Silence):
         """Write the row of an epoch."""
         self.history.append(row)
         self._write_history()
+        self.priors.epoch(len(self.history))
         for name in COLUMNS[3:]:
             value = row[name]
             if value is not None:

@@ -15,6 +15,7 @@ from vicinal.errors import VicinalError
 from vicinal.models import load
 from vicinal.training.config import TrainConfig
 from vicinal.training.locating import model_folder, no_such_run
+from vicinal.training.prior_log import PriorHistory, read_history
 
 __all__ = ["Run", "write_json"]
 
@@ -80,6 +81,11 @@ class Run:
             return [
                 {key: float(value) if value else None for key, value in row.items()} for row in csv.DictReader(file)
             ]
+
+    @property
+    def priors(self) -> PriorHistory | None:
+        """How the options of the priors moved, epoch by epoch; None if there are none."""
+        return read_history(self.folder)
 
     @property
     def environment(self) -> dict[str, Any]:
