@@ -1,4 +1,5 @@
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -120,6 +121,28 @@ def test_what_a_layer_keeps_is_no_larger_than_what_was_asked_for():
     with vicinal.tap(model, queries="class") as t:
         model(images(model))
     assert t.last.untyped_storage().nbytes() == 2 * 4 * 17 * 4
+
+
+@pytest.mark.parametrize("make", [vit, vit_unfused, swin, cait])
+@torch.no_grad()
+def test_weights_are_reduced_as_soon_as_a_layer_has_run_and_then_dropped(make):
+    model = make().eval()
+    x, given = images(model), []
+    with vicinal.tap(model, None) as whole:
+        model(x)
+
+    def reduce(layer, weights):
+        assert all(earlier() is None for _, earlier in given)  # one layer at a time
+        given.append((layer, weakref.ref(weights)))
+        return weights.amax(-1)
+
+    t = vicinal.tap(model, None, reduce=reduce)
+    with t:
+        model(x)
+    assert [layer for layer, _ in given] == t.layers
+    assert list(t.weights) == list(whole.weights)
+    for name, weights in whole.weights.items():
+        torch.testing.assert_close(t.weights[name], weights.amax(-1))
 
 
 @pytest.mark.parametrize("spec", [None, "gmm:init=spread"])
@@ -250,6 +273,19 @@ def test_a_compiled_model_is_read_in_one_graph(make, spec, queries):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # with and without
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+
+
+@torch.no_grad()
+def test_weights_of_a_compiled_model_are_reduced_too():
+    model = vit().eval()
+    x, t = images(model), vicinal.tap(model, None, reduce=lambda layer, weights: weights.square().sum(-1))
+    with t:
+        model(x)
+    expected = t.weights
+    with t:
+        torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(t.weights, expected)
+    torch._dynamo.reset()
 
 
 def test_taps_of_one_layer_do_not_disturb_each_other():

@@ -21,6 +21,7 @@ from vicinal.errors import VicinalError, unknown
 __all__ = ["Tap", "tap"]
 
 Queries = Literal["all", "class", "mean"]
+Reduce = Callable[[Site | LeftAlone, Tensor], Tensor]
 
 
 def tap(
@@ -29,6 +30,7 @@ def tap(
     *,
     queries: Queries = "all",
     gradient: bool = False,
+    reduce: Reduce | None = None,
     img_size: ImageSize | None = None,
     example: Example | None = None,
 ) -> "Tap":
@@ -54,6 +56,8 @@ def tap(
             row, and computes no other; `mean` gives the same shape, the average over patches. Where an image is cut
             into windows, their axis comes second.
         gradient: let gradients flow through the weights; they are detached by default.
+        reduce: given a layer and its weights as soon as it has run; what it returns is kept in their place, so that the
+            weights of one layer are in memory at a time.
         img_size: as for `attach`.
         example: as for `attach`.
     """
@@ -70,7 +74,7 @@ def tap(
     chosen = []
     for site in choose(sites, layers):
         call = site.call if isinstance(site, Site) else next(call for call in calls if call.module is site.module)
-        chosen.append(_Layer(site, call.logits, queries, gradient))
+        chosen.append(_Layer(site, call.logits, queries, gradient, reduce))
         chosen[-1].check_class_token(model)
     return Tap(chosen)
 
@@ -120,8 +124,15 @@ class Tap:
 class _Layer:
     """One attention module that is read."""
 
-    def __init__(self, site: Site | LeftAlone, logits: tuple[int, ...], queries: Queries, gradient: bool) -> None:
-        self.site, self.shape, self.queries, self.gradient = site, logits, queries, gradient
+    def __init__(
+        self,
+        site: Site | LeftAlone,
+        logits: tuple[int, ...],
+        queries: Queries,
+        gradient: bool,
+        reduce: Reduce | None,
+    ) -> None:
+        self.site, self.shape, self.queries, self.gradient, self.reduce = site, logits, queries, gradient, reduce
         self.heads_axis = site.heads_axis if isinstance(site, Site) else -3
         self.heads = site.heads if isinstance(site, Site) else logits[-3]
         self.weights: Tensor | None = None
@@ -157,8 +168,12 @@ class _Layer:
         module = self.site.module
         with _Reader(self):
             if self._before is not None:
-                return self._before(*args, **kwargs)
-            return type(module).forward(module, *args, **kwargs)
+                output = self._before(*args, **kwargs)
+            else:
+                output = type(module).forward(module, *args, **kwargs)
+        if self.reduce is not None and self.weights is not None:
+            self.weights = self.reduce(self.site, self.weights)
+        return output
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether logits are this layer's: images and tokens may be more or fewer than when it was found."""
