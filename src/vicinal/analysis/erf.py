@@ -11,7 +11,7 @@ image's pixels, so the gradient of a sum over images holds each image's own.
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from vicinal.analysis.feature_maps import FeatureMap, find_map
 from vicinal.analysis.fitting import GaussianFit, fit_gaussian
+from vicinal.analysis.naming import name_of
 from vicinal.analysis.positions import Positions, changed_positions
 from vicinal.attachment.running import Runner, quietly, runner_for
 from vicinal.errors import VicinalError, unknown
@@ -241,7 +242,7 @@ def receptive_field(
         )
     return ReceptiveField(
         field=field / field.sum(),
-        model=_name_of(model),
+        model=name_of(model),
         layer=chosen.name,
         at=chosen.at,
         grid=(chosen.grid.height, chosen.grid.width),
@@ -284,12 +285,6 @@ def _without_parameter_gradients(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_()
-
-
-def _name_of(model: nn.Module) -> str:
-    declared: Any = getattr(model, "pretrained_cfg", None) or {}
-    architecture = declared.get("architecture") if isinstance(declared, Mapping) else None
-    return architecture or type(model).__name__
 
 
 def _axes(high: float, wide: float) -> list[tuple[str, float]]:

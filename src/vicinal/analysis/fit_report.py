@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from torch import nn
 
 from vicinal.analysis.fitting import ENOUGH, GaussianFit, fit_gaussian
 from vicinal.analysis.fitting_mixtures import MixtureFit, fit_mixtures
+from vicinal.analysis.naming import name_of
 from vicinal.analysis.tables import LayerTable, tables_of
 from vicinal.attachment.running import ImageSize
 from vicinal.errors import VicinalError, unknown
@@ -139,7 +140,7 @@ def fit_model(
         if table.name in chosen:
             table = table.around_centre() if view == "centre" else table
             rows += [_fit(names.index(table.name) + 1, each, head, kernels) for head, each in _heads(table, per_head)]
-    return FitReport(name or _name_of(model), view, tuple(rows))
+    return FitReport(name or name_of(model), view, tuple(rows))
 
 
 def _chosen(names: list[str], layers: Sequence[int | str] | None) -> set[str]:
@@ -173,11 +174,6 @@ def _fit(layer: int, table: LayerTable, head: int | None, kernels: int | None) -
     values = table.values[0]
     mixtures = tuple(fit_mixtures(values, kernels, table.centre)) if kernels else ()
     return FitRow(layer, table, head, fit_gaussian(values, table.centre), mixtures)
-
-
-def _name_of(model: nn.Module) -> str:
-    declared = getattr(model, "pretrained_cfg", None)
-    return (declared.get("architecture") if isinstance(declared, Mapping) else None) or type(model).__name__
 
 
 def _place(row: FitRow) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vicinal.analysis.naming import name_of
 from vicinal.errors import VicinalError, unknown
 from vicinal.grid import Grid
 from vicinal.models.resizing import priors_of
@@ -169,7 +170,7 @@ def masks_of(model: nn.Module, *, name: str | None = None, logit: float = 1.0) -
         )
     with torch.no_grad():
         layers = tuple(_layer(layer, prior, logit) for layer, prior in priors.items())
-    return Masks(name or _name_of(model), float(logit), layers)
+    return Masks(name or name_of(model), float(logit), layers)
 
 
 def _layer(name: str, prior: Prior, logit: float) -> LayerMask:
@@ -227,8 +228,3 @@ def _as_dict(layer: LayerMask) -> dict[str, Any]:
 def _double(values: Tensor) -> NDArray[np.float64]:
     found: NDArray[np.float64] = values.double().numpy(force=True)
     return found
-
-
-def _name_of(model: nn.Module) -> str:
-    declared = getattr(model, "pretrained_cfg", None)
-    return (declared.get("architecture") if isinstance(declared, Mapping) else None) or type(model).__name__
