@@ -1,0 +1,147 @@
+"""The commands on a run that was trained for a moment, and on models of timm's with random weights."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vicinal
+from vicinal.analysis.erf import ReceptiveField
+from vicinal.cli.main import main
+
+TIMM = ["--timm", "vit_tiny_patch16_224", "--img-size", "64", "--random-weights"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "gmm"
+    small = {"epochs": 1, "warmup": 0, "train_size": 128, "val_size": 0}
+    return vicinal.fit(vicinal.TrainConfig(prior="gmm", **small, out=folder))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    generator = np.random.default_rng(0)
+    for number in range(3):
+        Image.fromarray(generator.integers(0, 255, (80, 100, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return folder
+
+
+def said(capsys, *words):
+    """The message for bad words."""
+    assert main(["analyze", *map(str, words)]) == 2
+    return capsys.readouterr().err
+
+
+def test_help_names_every_instrument_and_loads_nothing(capsys):
+    assert main(["analyze", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in ("erf", "fit", "masks", "attention"))
+    assert "did you mean 'erf'" in said(capsys, "erff", "runs/x")
+
+
+def test_erf_of_a_run_goes_to_its_folder(run, capsys):
+    assert main(["analyze", "erf", str(run.folder), "--count", "6", "--batch-size", "4"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("patch 4 4 of 8 x 8, mean of 6 images")
+    folder = run.folder / "analysis"
+    found = ReceptiveField.load(folder / "erf.npz")
+    (figures,) = json.loads((folder / "erf.json").read_text())
+    assert found.images == figures["images"] == 6
+    assert found.field.sum() == pytest.approx(1)
+    assert figures["outside_centre_patch"] == pytest.approx(found.outside_centre_patch)
+    assert f"{found.outside_centre_patch:.1%}" in out
+    assert (folder / "erf.png").stat().st_size > 10_000
+
+
+def test_erf_compares_positions_and_models(run, photos, tmp_path, capsys):
+    words = ["analyze", "erf", str(run.folder), "--count", "4", "--positions", "trained", "zero", "--json"]
+    assert main([*words, "--layer", "0", "--at", "1", "2", "--mode", "abs", "--out", str(tmp_path / "a")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["positions"] for each in found] == ["trained", "zero"]
+    assert [each["label"] for each in found] == ["gmm, trained positions", "gmm, zero positions"]
+    assert found[0]["at"] == [1, 2]
+    assert found[0]["layer"] == "blocks.0"
+    assert {file.name for file in (tmp_path / "a").iterdir()} == {
+        "erf.png",
+        "erf.json",
+        *(f"erf-gmm-{each}-positions.{ending}" for each in ("trained", "zero") for ending in ("png", "npz")),
+    }
+    assert main(["analyze", "erf", *TIMM, "--images", f"folder:{photos}", "--out", str(tmp_path / "b")]) == 0
+    assert "mean of 3 images" in capsys.readouterr().out
+
+
+def test_fit_writes_table_and_pictures(run, tmp_path, capsys):
+    assert main(["analyze", "fit", str(run.folder), "--kernels", "2", "--layers", "0", "-1"]) == 0
+    assert "K=2" in capsys.readouterr().out
+    folder = run.folder / "analysis"
+    with open(folder / "fit.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["layer"] for row in rows} == {"blocks.0.attn", "blocks.5.attn"}
+    fits = json.loads((folder / "fit.json").read_text())["fits"]
+    assert len(fits) == len(rows)
+    assert {"fit.png", "kernels.png"} <= {file.name for file in folder.iterdir()}
+    swin = ["--timm", "swin_tiny_patch4_window7_224", "--random-weights", "--heads", "mean", "--json"]
+    assert main(["analyze", "fit", *swin, "--layers", "0", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["fits"][0]["role"] == "bias"
+
+
+def test_masks_are_drawn_with_their_history(run, capsys):
+    assert main(["analyze", "masks", str(run.folder)]) == 0
+    assert "masks.png, convolution.png, mixture-blocks.0.attn.png" in capsys.readouterr().out
+    names = {file.name for file in (run.folder / "analysis").iterdir()}
+    assert {"masks.csv", "masks.json", "options.csv", "history.png", "mixture-blocks.5.attn.png"} <= names
+    with open(run.folder / "analysis" / "options.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["layer"] == "blocks.0.attn" and row["option"] == "sigma"]
+    sigma = run.model().blocks[0].attn.prior.sigma.flatten().tolist()
+    assert sorted(float(row["value"]) for row in rows) == pytest.approx(sorted(sigma), rel=1e-5)
+
+
+def test_attention_measures_heads_and_draws_pictures(run, photos, tmp_path, capsys):
+    assert main(["analyze", "attention", str(run.folder), "--count", "5", "--pictures", "2", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["images"] == 5
+    folder = run.folder / "analysis"
+    names = {file.name for file in folder.iterdir()}
+    assert {"attention.png", "attention.csv", "attention.json", "maps.csv", "rollout.png"} <= names
+    assert len([name for name in names if name.startswith("maps-")]) == 2
+    words = ["attention", *TIMM, "--images", str(photos), "--layers", "-1", "--heads", "0", "2", "--query", "1", "3"]
+    assert main(["analyze", *words, "--out", str(tmp_path)]) == 0
+    assert {f"maps-{number}.png" for number in range(3)} <= {file.name for file in tmp_path.iterdir()}
+
+
+def test_unreadable_pictures_are_named_and_the_rest_is_measured(photos, tmp_path, capsys):
+    for file in photos.iterdir():
+        (tmp_path / "mixed").mkdir(exist_ok=True)
+        (tmp_path / "mixed" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "mixed" / "broken.png").write_bytes(b"no picture")
+    words = ["erf", *TIMM, "--images", tmp_path / "mixed", "--out", tmp_path / "out"]
+    message = said(capsys, *words)
+    assert "without what could not be read" in message
+    assert "broken.png" in message
+    assert ReceptiveField.load(tmp_path / "out" / "erf.npz").images == 3
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "broken.png").write_bytes(b"no picture")
+    assert "none of the pictures can be read" in said(
+        capsys, "erf", *TIMM, "--images", tmp_path / "none", "--out", tmp_path / "other"
+    )
+
+
+def test_bad_words_are_short_messages(run, photos, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "nothing to look at" in said(capsys, "erf")
+    assert "there is no run runs/x" in said(capsys, "masks", "runs/x")
+    assert "did you mean" in said(capsys, "erf", "--timm", "vit_tiny_patch16_22", "--out", "a")
+    assert "give --images" in said(capsys, "erf", *TIMM, "--out", "a")
+    assert "say where to write with --out" in said(capsys, "erf", *TIMM, "--images", photos)
+    assert "has no pictures in it" in said(capsys, "erf", *TIMM, "--images", f"folder:{tmp_path}", "--out", "a")
+    assert "there is no file or folder nowhere" in said(
+        capsys, "erf", *TIMM, "--images", "folder:nowhere", "--out", "a"
+    )
+    assert "layer" in said(capsys, "erf", run.folder, "--layer", "99")
+    assert "layer" in said(capsys, "fit", run.folder, "--layers", "blocks.99")
+    assert "--count and --batch-size are at least 1" in said(capsys, "attention", run.folder, "--count", "0")
+    assert "unknown" in said(capsys, "erf", *TIMM, "--images", "cifar1", "--out", "a")
