@@ -118,6 +118,7 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     assert not torch.equal(weights(one)["head.weight"], weights(other)["head.weight"])
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")  # on a single core
 def test_workers_change_nothing(tmp_path):
     none, two = (vicinal.fit(config(tmp_path / str(workers), **ALL, workers=workers)) for workers in (0, 2))
     assert_same_run(none, two)
