@@ -15,10 +15,10 @@ demo: .venv/.user
 	$(BIN)/vicinal train --model vit-micro --dataset digits --prior gmm --out runs/demo/gmm
 
 test: .venv/.dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 test-slow: .venv/.dev
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n auto -m slow
 
 check: .venv/.dev
 	$(BIN)/ruff check .
@@ -30,6 +30,7 @@ bench: .venv/.user
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/attach.py
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/mixing.py
 
 clean:
 	rm -rf .venv runs

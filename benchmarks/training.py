@@ -76,7 +76,8 @@ def loop(dataset: str, cache: Path, name: str, rounds: int) -> None:
     job = prepare(config, start(config))
     batches, steps = endless(job), 0
     images, labels = next(batches)
-    images, targets = job.mixing(images, labels, seed=0)
+    mixed = job.mixing(images, labels, seed=0)
+    images, targets = mixed.images, mixed.targets()
 
     def whole() -> None:
         nonlocal steps

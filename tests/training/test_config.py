@@ -69,6 +69,8 @@ def test_every_field_is_documented():
         ({"img_size": (1, 2, 3)}, "--img-size is one number of pixels, or height and width"),
         ({"precision": "fp8"}, "unknown --precision 'fp8'"),
         ({"mix": "cutmx"}, "did you mean 'cutmix'"),
+        ({"transmix": "papre"}, "unknown --transmix 'papre'; did you mean 'paper'"),
+        ({"mixup_share": 2.0}, "--mixup-share is a share from 0 to 1, given 2"),
         ({"pool": "max"}, "unknown --pool 'max'"),
         ({"compile": "yes"}, "--compile is true or false, given 'yes'"),
         ({"seed": -1}, "--seed is a whole number from 0"),

@@ -178,7 +178,7 @@ class _Examiner:
         """One finding; what goes wrong is one too."""
         try:
             return self.pool.submit(_look_at, name, family, limit).result()
-        except (BrokenProcessPool, MemoryError):  # it died, or had not even room to answer
+        except (BrokenProcessPool, MemoryError, SystemError):  # it died, or had not even room to answer
             self.__exit__()
             self.__enter__()
             return Finding(name, family, skipped=NO_MEMORY)
@@ -192,8 +192,9 @@ def _bound(memory: int) -> None:
 def _look_at(name: str, family: str, limit: int) -> Finding:
     try:
         return look_at(name, family, limit)
-    except (VicinalError, RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+    except (VicinalError, RuntimeError, MemoryError, SystemError) as error:
+        # Python without memory for its own frames says SystemError
+        if isinstance(error, MemoryError | SystemError) or "allocate memory" in str(error):
             return Finding(name, family, skipped=NO_MEMORY)
         return Finding(name, family, skipped=f"{type(error).__name__}: {error}".split("\n")[0][:200])
     finally:
