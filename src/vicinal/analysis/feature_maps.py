@@ -25,7 +25,7 @@ __all__ = ["FeatureMap", "find_map"]
 Layout = Literal["tokens", "channels first", "channels last"]
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 LAYERS = (nn.Linear, nn.Conv2d)
-DISTURBED = 8  # images that are looked at with one patch as it is, and with another in its place
+DISTURBED = 8  # images, at most, that are looked at with a patch as it is and with another in its place
 OTHER = 0.5  # a token that changes less than so much of the one that changes most is not the patch's
 CLEAR = 4.0  # times the median: what a token changes by at least that is the patch's and not where it should be
 
@@ -245,7 +245,7 @@ def _laid_out(run: Runner, readings: Sequence[FeatureMap]) -> FeatureMap:
     if len(readings) == 1:
         return readings[0]
     grid = readings[0].grid
-    change = _change(run, replace(readings[0], at=(grid.height // 2, grid.width // 2)))
+    change = _change(run, replace(readings[0], at=(grid.height // 2, grid.width // 2)), DISTURBED)
     peaks = [float(change.sum(0 if each.layout == "channels first" else -1).max()) for each in readings]
     return readings[peaks.index(max(peaks))]
 
@@ -257,28 +257,30 @@ def _with_token(run: Runner, chosen: FeatureMap, before: Sequence[FeatureMap]) -
     at, where the image is mixed least.
     """
     first = next((each for each in before if (each.layout, each.grid) == ("tokens", chosen.grid)), chosen)
-    change = _change(run, replace(first, at=chosen.at)).sum(1)[chosen.grid.prefix :]
     patch = chosen.at[0] * chosen.grid.width + chosen.at[1]
-    if change[patch] < OTHER * change.max():
-        patch = int(change.argmax())
-        if change[patch] < CLEAR * change.median():
-            raise VicinalError(
-                f"which token of {chosen.name} stands for the patch at {chosen.at[0]} {chosen.at[1]} cannot be told: "
-                "disturbing the patch's pixels changes many tokens alike"
-            )
+    for images in (1, DISTURBED):  # one is enough for most models
+        change = _change(run, replace(first, at=chosen.at), images).sum(1)[chosen.grid.prefix :]
+        if change[patch] >= OTHER * change.max():
+            return replace(chosen, token=chosen.grid.prefix + patch)
+    patch = int(change.argmax())
+    if change[patch] < CLEAR * change.median():
+        raise VicinalError(
+            f"which token of {chosen.name} stands for the patch at {chosen.at[0]} {chosen.at[1]} cannot be told: "
+            "disturbing the patch's pixels changes many tokens alike"
+        )
     return replace(chosen, token=chosen.grid.prefix + patch)
 
 
-def _change(run: Runner, chosen: FeatureMap) -> Tensor:
-    """Squared change of a layer's output where the patch's pixels become others: the output's shape, one image."""
+def _change(run: Runner, chosen: FeatureMap, images: int) -> Tensor:
+    """Squared change of a layer's output where the patch's pixels become others, a mean over images: one's shape."""
     rows, columns = (
         slice(place * size // count, -(-(place + 1) * size // count))
         for place, size, count in zip(chosen.at, run.image, (chosen.grid.height, chosen.grid.width), strict=True)
     )
     changes = []
-    for seed in range(DISTURBED):  # two images at a time, for the memory
-        images = run.noise(1, seed).repeat(2, 1, 1, 1)
-        images[1:, :, rows, columns] = run.noise(1, seed + DISTURBED)[:, :, rows, columns]
-        before, after = chosen.output(run, images).double()
+    for seed in range(images):  # one at a time, for the memory
+        pair = run.noise(1, seed).repeat(2, 1, 1, 1)
+        pair[1:, :, rows, columns] = run.noise(1, seed + DISTURBED)[:, :, rows, columns]
+        before, after = chosen.output(run, pair).double()
         changes.append((after - before).square())
     return torch.stack(changes).mean(0)
