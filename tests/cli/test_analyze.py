@@ -46,7 +46,7 @@ def test_help_names_every_instrument_and_loads_nothing(capsys):
 def test_erf_of_a_run_goes_to_its_folder(run, capsys):
     assert main(["analyze", "erf", str(run.folder), "--count", "6", "--batch-size", "4"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("patch 4 4 of 8 x 8, mean of 6 images")
+    assert out.startswith("patch 2 2 of 4 x 4, mean of 6 images")
     folder = run.folder / "analysis"
     found = ReceptiveField.load(folder / "erf.npz")
     (figures,) = json.loads((folder / "erf.json").read_text())
@@ -62,13 +62,16 @@ def test_erf_compares_positions_and_models(run, photos, tmp_path, capsys):
     assert main([*words, "--layer", "0", "--at", "1", "2", "--mode", "abs", "--out", str(tmp_path / "a")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [each["positions"] for each in found] == ["trained", "zero"]
-    assert [each["label"] for each in found] == ["gmm, trained positions", "gmm, zero positions"]
+    assert [each["label"] for each in found] == [
+        "gmm (vit-micro), trained positions",
+        "gmm (vit-micro), zero positions",
+    ]
     assert found[0]["at"] == [1, 2]
     assert found[0]["layer"] == "blocks.0"
     assert {file.name for file in (tmp_path / "a").iterdir()} == {
         "erf.png",
         "erf.json",
-        *(f"erf-gmm-{each}-positions.{ending}" for each in ("trained", "zero") for ending in ("png", "npz")),
+        *(f"erf-gmm-vit-micro-{each}-positions.{ending}" for each in ("trained", "zero") for ending in ("png", "npz")),
     }
     assert main(["analyze", "erf", *TIMM, "--images", f"folder:{photos}", "--out", str(tmp_path / "b")]) == 0
     assert "mean of 3 images" in capsys.readouterr().out
@@ -80,7 +83,7 @@ def test_fit_writes_table_and_pictures(run, tmp_path, capsys):
     folder = run.folder / "analysis"
     with open(folder / "fit.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["layer"] for row in rows} == {"blocks.0.attn", "blocks.5.attn"}
+    assert {row["name"] for row in rows} == {"blocks.0.attn", "blocks.3.attn"}
     fits = json.loads((folder / "fit.json").read_text())["fits"]
     assert len(fits) == len(rows)
     assert {"fit.png", "kernels.png"} <= {file.name for file in folder.iterdir()}
@@ -93,7 +96,7 @@ def test_masks_are_drawn_with_their_history(run, capsys):
     assert main(["analyze", "masks", str(run.folder)]) == 0
     assert "masks.png, convolution.png, mixture-blocks.0.attn.png" in capsys.readouterr().out
     names = {file.name for file in (run.folder / "analysis").iterdir()}
-    assert {"masks.csv", "masks.json", "options.csv", "history.png", "mixture-blocks.5.attn.png"} <= names
+    assert {"masks.csv", "masks.json", "options.csv", "history.png", "mixture-blocks.3.attn.png"} <= names
     with open(run.folder / "analysis" / "options.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["layer"] == "blocks.0.attn" and row["option"] == "sigma"]
     sigma = run.model().blocks[0].attn.prior.sigma.flatten().tolist()

@@ -56,7 +56,8 @@ def subjects_of(
     found = []
     for run, folder in zip(runs, folders, strict=True):
         training = Run(run) if (Path(run) / "config.yaml").is_file() else None
-        found.append((Path(run).name, load(folder, img_size=size), training))
+        model = load(folder, img_size=size)
+        found.append((_name(Path(run).name, model), model, training))
     given = {"img_size": size} if size else {}
     for name in timm:
         found.append((name, make_timm_model(name, pretrained=not random_weights, **given), None))
@@ -64,6 +65,12 @@ def subjects_of(
     for _, model, _ in found:
         model.to(accelerator or "cpu").eval()
     return [Subject(name, model, _preprocessing(model, size), run) for name, model, run in found]
+
+
+def _name(folder: str, model: Any) -> str:
+    """The folder's name, and the model's, if that does not say it."""
+    architecture = model.pretrained_cfg["architecture"].removeprefix("vicinal_").replace("_", "-")
+    return folder if architecture in folder else f"{folder} ({architecture})"
 
 
 def _preprocessing(model: Any, size: tuple[int, int] | None) -> "Preprocessing":
