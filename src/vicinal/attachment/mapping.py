@@ -14,7 +14,7 @@ from vicinal.attachment.tapping import Tap, tap
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
-__all__ = ["PatchAttention", "patch_attention"]
+__all__ = ["PatchAttention", "grid_of_one_query", "patch_attention"]
 
 MOST_PREFIX = 2  # class and distillation token
 
@@ -60,7 +60,7 @@ def patch_attention(
         if not _has_map(site):
             raise VicinalError(f"the attention of {site.name} has no map: {site.reason}")
         reader = tap(model, [layer], img_size=img_size, example=example)
-        return PatchAttention(reader, _seen_by_one(site, run.image), None)
+        return PatchAttention(reader, grid_of_one_query(site, run.image), None)
     chosen = queries or ("class" if site.windows == 1 and _reads_class_token(model, site.grid) else "mean")
     reader = tap(model, [layer], queries=chosen, img_size=img_size, example=example)
     fold = None
@@ -112,7 +112,7 @@ def _reads_class_token(model: nn.Module, grid: Grid) -> bool:
     return grid.prefix > 0 and not absent and (pool == "token" if isinstance(pool, str) else True)
 
 
-def _seen_by_one(site: LeftAlone, image: tuple[int, int]) -> Grid:
+def grid_of_one_query(site: LeftAlone, image: tuple[int, int]) -> Grid:
     """The grid of the patches that a single query sees, behind as few other tokens as can be."""
     keys = site.logits[-1]
     for prefix in range(MOST_PREFIX + 1):

@@ -1,0 +1,54 @@
+"""Whose attention is looked at: the class token's, the mean over patches, or that of one patch."""
+
+from typing import Any, Literal
+
+from torch import nn
+
+from vicinal.analysis.attention_layers import AttentionLayer
+from vicinal.errors import VicinalError, unknown
+
+__all__ = ["Query", "check_query", "patch_in", "query_in"]
+
+Query = Literal["class", "mean"] | tuple[int, int]
+"""The class token, the mean over patches, or the patch in a row and a column, from 0."""
+
+
+def check_query(query: Any) -> None:
+    """Raise for what is no query in any layer."""
+    if isinstance(query, str) and query not in ("class", "mean"):
+        raise unknown("query", query, ("class", "mean"))
+    patch = isinstance(query, tuple | list) and len(query) == 2 and all(isinstance(place, int) for place in query)
+    if not (query is None or isinstance(query, str) or patch):
+        raise VicinalError(f"query is 'class', 'mean' or row and column of a patch, given {query!r}")
+
+
+def query_in(model: nn.Module, layer: AttentionLayer, query: Query | None) -> Query:
+    """The query that is meant in a layer; raises if there is none of it.
+
+    By default it is what the model classifies by, as in `vicinal.attachment.patch_attention`: a query that reads the
+    whole image, the class token, or the mean.
+    """
+    absent = hasattr(model, "cls_token") and model.cls_token is None  # all prefix tokens are registers
+    has_class_token = layer.single or (layer.prefix > 0 and not absent)
+    if query is None:
+        pool = getattr(model, "global_pool", None)
+        reads = layer.single or not isinstance(pool, str) or pool == "token"
+        return "class" if has_class_token and reads else "mean"
+    if query == "class" and not has_class_token:
+        raise VicinalError(f"{layer.name} has no class token; use query='mean'")
+    if query != "class" and layer.single:
+        raise VicinalError(f"in {layer.name} one query reads the image, and no patch does; use query='class'")
+    return query
+
+
+def patch_in(layer: AttentionLayer, query: Query, first: AttentionLayer) -> Query:
+    """A patch of the first layer's grid in that of another; raises if there is no such patch."""
+    if isinstance(query, str):
+        return query
+    (row, column), (rows, columns) = query, first.size
+    if not (0 <= row < rows and 0 <= column < columns):
+        raise VicinalError(
+            f"{first.name} has a grid of {rows} x {columns} patches; a query is a row from 0 to {rows - 1} and a "
+            f"column from 0 to {columns - 1}, given {row} {column}"
+        )
+    return row * layer.size[0] // rows, column * layer.size[1] // columns

@@ -1,0 +1,131 @@
+"""Attention rollout: what a query sees of the image through all layers, if attention and skips were all there is.
+
+    R = A'_L ... A'_2 A'_1,    A'_l = normalised over keys (1/2 mean over heads of A_l + 1/2 identity)
+
+Abnar and Zuidema, "Quantifying Attention Flow in Transformers", arXiv:2005.00928. The product is taken as the layers
+run, so one layer's attention is in memory at a time.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.analysis.attention_layers import AttentionLayer
+from vicinal.analysis.attention_maps import AttentionMap
+from vicinal.analysis.attention_queries import Query, check_query, patch_in, query_in
+from vicinal.analysis.attention_reading import Reduce, read_attention
+from vicinal.attachment.choosing import Layers
+from vicinal.errors import VicinalError
+from vicinal.grid import Grid
+
+__all__ = ["rollout"]
+
+
+def rollout(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    layers: Layers | int | None = None,
+    query: Query | None = None,
+    name: str | None = None,
+    batch_size: int = 32,
+) -> AttentionMap:
+    """Roll attention out through a model's layers.
+
+    >>> import torch, vicinal
+    >>> from vicinal.analysis.rollout import rollout
+    >>> model = vicinal.create_model("vit-micro", img_size=(32, 48), depth=2)
+    >>> found = rollout(model, torch.randn(4, 3, 32, 48))
+    >>> found.layer, found.map.shape
+    ('rollout of 2 layers, blocks.0.attn to blocks.1.attn', torch.Size([4, 8, 12]))
+
+    The model runs as in evaluation, with its fused attention. Windows are put back where they were cut from. Layers in
+    which a single query reads the image, as CaiT's class layers, go on with that query: its skip leads to a token that
+    is no patch, so their share is lost to the map.
+
+    Args:
+        model: any vision transformer whose layers are on one grid; it is left as it was.
+        images: `(n, channels, height, width)` as the model takes them, or one image without the first axis.
+        layers: as for `attention_maps`; all by default. In a model of several grids, choose layers on one of them.
+        query: as for `attention_maps`.
+        name: what to call the model; by default its architecture.
+        batch_size: images at a time, which bounds the memory.
+    """
+    check_query(query)
+    product = _Product(model, query)
+    found = read_attention(
+        model, images, product.prepare, layers=_every if layers is None else layers, name=name, batch_size=batch_size
+    )
+    names = [layer.name for layer in found.layers]
+    what = f"{len(names)} layers, {names[0]} to {names[-1]}" if len(names) > 1 else names[0]
+    values = found.values[-1].unflatten(1, product.first.size)[:, None]
+    return AttentionMap(found.model, f"rollout of {what}", product.query, None, values)
+
+
+class _Product:
+    """The product so far, of a batch of images; a batch begins with the first layer."""
+
+    first: AttentionLayer
+    query: Query
+    tokens: Tensor
+    """What each token sees of those before the first layer, `(n, tokens, tokens)`."""
+    reader: Tensor
+    """What the single query that reads the image sees of them, `(n, tokens)`."""
+
+    def __init__(self, model: nn.Module, query: Query | None) -> None:
+        self.model, self.asked = model, query
+
+    def prepare(self, layers: list[AttentionLayer]) -> Reduce:
+        """Raise if layers cannot be multiplied, or nobody asks."""
+        of_patches = [layer for layer in layers if not layer.single]
+        if layers[0].single:
+            raise VicinalError("rollout needs layers in which patches look at patches; choose others with layers=")
+        self.first = of_patches[0]
+        for layer in layers:
+            more = layer.prefix - self.first.prefix
+            # A query that reads the image may see itself, and may leave out tokens that are no patches.
+            if layer.size != self.first.size or not (more == 0 or (layer.single and more <= 1)):
+                alike = [each.index for each in of_patches if each.size == of_patches[-1].size]
+                raise VicinalError(
+                    f"rollout needs layers on one grid: {_grid(self.first)}, {_grid(layer)}; choose some that are, "
+                    f"such as layers=range({alike[0]}, {layers[-1].index + 1})"
+                )
+        asked = query_in(self.model, layers[-1], self.asked) if self.asked is None else self.asked
+        self.by_reader = asked == "class" and layers[-1].single
+        if not self.by_reader:
+            asked = patch_in(self.first, query_in(self.model, self.first, asked), self.first)
+        self.query = asked
+        return self.multiply
+
+    def multiply(self, layer: AttentionLayer, weights: Tensor) -> Tensor:
+        """Take a layer in, and give what the query sees of each cell so far: `(n, cells)`."""
+        seen = weights.mean(2)
+        if layer.single:
+            own = max(layer.keys - self.tokens.shape[1], 0)
+            itself, others = seen[:, 0, 0, :own].sum(1, keepdim=True), seen[:, 0, 0, own:]
+            mixed = torch.einsum("nk,nkt->nt", others, self.tokens[:, -others.shape[1] :]) + itself * self.reader
+            self.reader = (mixed + self.reader) / 2
+        else:
+            step = layer.whole(seen)
+            step.diagonal(dim1=-2, dim2=-1).add_(1)
+            step /= step.sum(-1, keepdim=True)
+            self.tokens = step if layer is self.first else step @ self.tokens
+            if layer is self.first:
+                self.reader = torch.zeros_like(step[:, 0])
+        prefix = self.first.prefix
+        if self.by_reader:
+            return self.reader[:, prefix:]
+        if self.query == "class":
+            return self.tokens[:, 0, prefix:]
+        if self.query == "mean":
+            return self.tokens[:, prefix:, prefix:].mean(1)
+        row, column = self.query
+        return self.tokens[:, prefix + row * self.first.size[1] + column, prefix:]
+
+
+def _every(index: int, name: str) -> bool:
+    """All layers, none of which may be left out."""
+    return True
+
+
+def _grid(layer: AttentionLayer) -> str:
+    return f"{layer.name} has {Grid(*layer.size, layer.prefix)}"
