@@ -25,7 +25,7 @@ from vicinal.errors import VicinalError
 
 __all__ = ["AttentionStatistics", "LayerStatistics", "attention_statistics"]
 
-HIDDEN = 1e-20  # models hide a key by adding -100 or less to its logit
+HIDDEN = 1e-6  # models hide a key by adding -100 or less to its logit, which leaves less of it than this
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ case for those who read attention.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vicinal.attachment.choosing import Layers, choose
 from vicinal.attachment.examining import disturbed
@@ -129,17 +130,19 @@ def find_layers(
 
 
 def _out_of_order(sites: list[Site | LeftAlone], chosen: set[str], run: Runner) -> dict[str, str]:
-    """Why the tokens of some global layers are not where they should be, by name.
+    """Why the tokens of some global layers are not where they should be, by name; `folding` asks windows.
 
-    Asked of the first layer of each kind, which has mixed the image least.
+    Asked of the first layer of each shape, which has mixed the image least. A class that holds its tokens in order in one
+    of them is trusted with others that cannot be told, so its windows are asked too.
     """
-    kinds: dict[tuple[type[nn.Module], tuple[int, ...]], list[Site]] = {}
+    wanted = [site for site in sites if isinstance(site, Site) and site.windows == 1 and site.name in chosen]
+    classes, first = {type(site.module) for site in wanted}, dict[tuple[Any, ...], Site]()
     for site in sites:
-        if isinstance(site, Site) and site.windows == 1:
-            kinds.setdefault((type(site.module), site.call.logits), []).append(site)
-    wanted = [kind for kind in kinds.values() if chosen & {site.name for site in kind}]
-    wrong = check_order([kind[0] for kind in wanted], run.image, functools.partial(disturbed, run))
-    return {site.name: wrong[kind[0].name] for kind in wanted for site in kind if kind[0].name in wrong}
+        if isinstance(site, Site) and type(site.module) in classes:
+            first.setdefault((type(site.module), site.call.logits), site)
+    wrong = check_order(list(first.values()), run.image, functools.partial(disturbed, run))
+    firsts = {site.name: first[type(site.module), site.call.logits].name for site in wanted}
+    return {name: wrong[asked] for name, asked in firsts.items() if asked in wrong}
 
 
 def _layer(index: int, site: Site | LeftAlone, run: Runner) -> AttentionLayer:

@@ -1,7 +1,7 @@
 """Attention, read layer by layer: the weights of each are reduced as soon as it has run, and dropped."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.analysis.attention_layers import AttentionLayer, find_layers
-from vicinal.analysis.naming import name_of
+from vicinal.analysis.giving import in_batches, name_of
 from vicinal.attachment.choosing import Layers
 from vicinal.attachment.placing import LeftAlone, Site
 from vicinal.attachment.running import quietly, runner_for
@@ -61,7 +61,9 @@ def read_attention(
     """
     if batch_size < 1:
         raise VicinalError(f"batch_size is a number of images, at least 1; given {batch_size}")
-    batches = _batches(images, batch_size)
+    if isinstance(images, Tensor) and images.dim() == 3:
+        images = images[None]
+    batches = in_batches(images, batch_size)
     first = next(batches, None)
     if first is None:
         raise VicinalError("there are no images; give at least one")
@@ -92,19 +94,6 @@ def read_attention(
             kept.append(list(reader.weights.values()))
     values = [torch.cat(parts) for parts in zip(*kept, strict=True)]
     return Readings(name or name_of(model), len(values[0]), found, values, left_out)
-
-
-def _batches(images: Tensor | Iterable[Any], batch_size: int) -> Iterator[Tensor]:
-    if isinstance(images, Tensor) and images.dim() == 3:
-        images = images[None]
-    for given in [images] if isinstance(images, Tensor) else images:
-        batch = given[0] if isinstance(given, tuple | list) and given else given
-        if not isinstance(batch, Tensor) or batch.dim() != 4 or not batch.is_floating_point():
-            what = f"{batch.dtype} {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
-            raise VicinalError(
-                f"images are floating point (n, channels, height, width), as the model takes them; given {what}"
-            )
-        yield from (part for part in batch.split(batch_size) if len(part))
 
 
 def _sizes(shape: Iterable[int]) -> str:

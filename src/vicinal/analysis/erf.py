@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from vicinal.analysis.feature_maps import FeatureMap, find_map
 from vicinal.analysis.fitting import GaussianFit, fit_gaussian
-from vicinal.analysis.naming import name_of
+from vicinal.analysis.giving import in_batches, name_of
 from vicinal.analysis.positions import Positions, changed_positions
 from vicinal.attachment.running import Runner, quietly, runner_for
 from vicinal.errors import VicinalError, unknown
@@ -219,7 +219,7 @@ def receptive_field(
         _without_parameter_gradients(model),
     ):
         run, chosen, total, count = None, None, None, 0
-        for batch in _batches(images, batch_size):
+        for batch in in_batches(images, batch_size):
             if run is None or chosen is None or total is None:
                 run = runner_for(model, example=batch)
                 chosen = find_map(run, layer, at)
@@ -261,17 +261,6 @@ def _energy(run: Runner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> Tenso
     (gradient,) = torch.autograd.grad(patch.mean(1).sum(), pixels)
     by_image = gradient.double().mean(1)
     return (by_image.clamp(min=0) if mode == "clip" else by_image.abs()).sum(0)
-
-
-def _batches(images: Tensor | Iterable[Any], batch_size: int) -> Iterator[Tensor]:
-    for given in [images] if isinstance(images, Tensor) else images:
-        batch = given[0] if isinstance(given, tuple | list) and given else given
-        if not isinstance(batch, Tensor) or batch.dim() != 4 or not batch.is_floating_point():
-            what = f"{batch.dtype} {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
-            raise VicinalError(
-                f"images are floating point (n, channels, height, width), as the model takes them; given {what}"
-            )
-        yield from (part for part in batch.split(batch_size) if len(part))
 
 
 @contextlib.contextmanager

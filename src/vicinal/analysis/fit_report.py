@@ -13,7 +13,7 @@ from torch import nn
 
 from vicinal.analysis.fitting import ENOUGH, GaussianFit, fit_gaussian
 from vicinal.analysis.fitting_mixtures import MixtureFit, fit_mixtures
-from vicinal.analysis.naming import name_of
+from vicinal.analysis.giving import name_of
 from vicinal.analysis.tables import LayerTable, tables_of
 from vicinal.attachment.running import ImageSize
 from vicinal.errors import VicinalError, unknown

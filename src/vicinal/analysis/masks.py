@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vicinal.analysis.naming import name_of
+from vicinal.analysis.giving import name_of
 from vicinal.errors import VicinalError, unknown
 from vicinal.grid import Grid
 from vicinal.models.resizing import priors_of
