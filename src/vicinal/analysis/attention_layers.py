@@ -132,8 +132,8 @@ def find_layers(
 def _out_of_order(sites: list[Site | LeftAlone], chosen: set[str], run: Runner) -> dict[str, str]:
     """Why the tokens of some global layers are not where they should be, by name; `folding` asks windows.
 
-    Asked of the first layer of each shape, which has mixed the image least. A class that holds its tokens in order in one
-    of them is trusted with others that cannot be told, so its windows are asked too.
+    Asked of the first layer of each shape, which has mixed the image least. A class that holds its tokens in order in
+    one of them is trusted with others that cannot be told, so its windows are asked too.
     """
     wanted = [site for site in sites if isinstance(site, Site) and site.windows == 1 and site.name in chosen]
     classes, first = {type(site.module) for site in wanted}, dict[tuple[Any, ...], Site]()
