@@ -31,6 +31,7 @@ bench: .venv/.user
 	$(BIN)/python benchmarks/attach.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/mixing.py
+	$(BIN)/python benchmarks/erf.py
 
 clean:
 	rm -rf .venv runs
