@@ -5,6 +5,7 @@ from typing import Any, Literal
 from torch import nn
 
 from vicinal.analysis.attention_layers import AttentionLayer
+from vicinal.attachment.mapping import classifies_by_token, has_class_token
 from vicinal.errors import VicinalError, unknown
 
 __all__ = ["Query", "check_query", "patch_in", "query_in"]
@@ -28,13 +29,10 @@ def query_in(model: nn.Module, layer: AttentionLayer, query: Query | None) -> Qu
     By default it is what the model classifies by, as in `vicinal.attachment.patch_attention`: a query that reads the
     whole image, the class token, or the mean.
     """
-    absent = hasattr(model, "cls_token") and model.cls_token is None  # all prefix tokens are registers
-    has_class_token = layer.single or (layer.prefix > 0 and not absent)
+    has_token = layer.single or has_class_token(model, layer.prefix)
     if query is None:
-        pool = getattr(model, "global_pool", None)
-        reads = layer.single or not isinstance(pool, str) or pool == "token"
-        return "class" if has_class_token and reads else "mean"
-    if query == "class" and not has_class_token:
+        return "class" if has_token and (layer.single or classifies_by_token(model)) else "mean"
+    if query == "class" and not has_token:
         raise VicinalError(f"{layer.name} has no class token; use query='mean'")
     if query != "class" and layer.single:
         raise VicinalError(f"in {layer.name} one query reads the image, and no patch does; use query='class'")

@@ -14,7 +14,7 @@ from vicinal.attachment.tapping import Tap, tap
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
-__all__ = ["PatchAttention", "grid_of_one_query", "patch_attention"]
+__all__ = ["PatchAttention", "classifies_by_token", "grid_of_one_query", "has_class_token", "patch_attention"]
 
 MOST_PREFIX = 2  # class and distillation token
 
@@ -61,7 +61,8 @@ def patch_attention(
             raise VicinalError(f"the attention of {site.name} has no map: {site.reason}")
         reader = tap(model, [layer], img_size=img_size, example=example)
         return PatchAttention(reader, grid_of_one_query(site, run.image), None)
-    chosen = queries or ("class" if site.windows == 1 and _reads_class_token(model, site.grid) else "mean")
+    reads_token = site.windows == 1 and has_class_token(model, site.grid.prefix) and classifies_by_token(model)
+    chosen = queries or ("class" if reads_token else "mean")
     reader = tap(model, [layer], queries=chosen, img_size=img_size, example=example)
     fold = None
     if site.windows > 1:
@@ -106,10 +107,16 @@ def _has_map(site: Site | LeftAlone) -> bool:
     return isinstance(site, Site) or (site.logits[-2] == 1 < site.logits[-1])
 
 
-def _reads_class_token(model: nn.Module, grid: Grid) -> bool:
-    pool = getattr(model, "global_pool", None)
+def has_class_token(model: nn.Module, prefix: int) -> bool:
+    """Whether one of a layer's prefix tokens is a class token; else they are registers."""
     absent = hasattr(model, "cls_token") and model.cls_token is None
-    return grid.prefix > 0 and not absent and (pool == "token" if isinstance(pool, str) else True)
+    return prefix > 0 and not absent
+
+
+def classifies_by_token(model: nn.Module) -> bool:
+    """Whether a model reads its class token, if it has one, and not a mean over patches."""
+    pool = getattr(model, "global_pool", None)
+    return not isinstance(pool, str) or pool == "token"
 
 
 def grid_of_one_query(site: LeftAlone, image: tuple[int, int]) -> Grid:
