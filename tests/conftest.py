@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,16 @@ torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTE
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_afresh() -> Iterator[None]:
+    """What one test compiles must not count against the next: graphs kept by a class's code, and their limit."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
 
 
 @pytest.fixture(scope="session")
