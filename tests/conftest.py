@@ -1,37 +1,12 @@
-"""Fixtures for all tests."""
+"""Data for all tests."""
 
 import io
 import json
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from vicinal._torchvision import ensure_torchvision
-
-ensure_torchvision()  # before any test imports timm
-
-# Processes that run tests side by side share the cores.
-torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _compiled_afresh() -> Iterator[None]:
-    """What one test compiles must not count against the next: graphs kept by a class's code, and their limit."""
-    yield
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None and dynamo.utils.counters:
-        dynamo.reset()
-        dynamo.utils.counters.clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,12 @@
+from urllib.error import URLError
+
 import pytest
 import timm
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 import vicinal
+from vicinal import VicinalError
 from vicinal.models.resizing import priors_of
 
 
@@ -21,7 +25,7 @@ def test_timms_models_keep_their_size_and_may_keep_their_classes():
 
 def test_arguments_that_a_model_does_not_take_are_left_out_or_told():
     assert vicinal.create_model("vgg11", img_size=64, num_classes=2).num_classes == 2  # neither img_size nor drop path
-    with pytest.raises(vicinal.VicinalError, match="unexpected keyword argument 'drop_path_rate'"):
+    with pytest.raises(VicinalError, match="unexpected keyword argument 'drop_path_rate'"):
         vicinal.create_model("vgg11", drop_path_rate=0.3)
 
 
@@ -45,6 +49,16 @@ def test_pretrained_weights_are_loaded_through_timm(monkeypatch):
     assert model.pos_embed.shape[1] == 17
     assert model.head.out_features == 5
     assert len(priors_of(model)) == 12
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError("not in the cache"), URLError("name not known")])
+def test_pretrained_weights_that_cannot_be_had_are_told(monkeypatch, error):
+    def download(*_, **__):
+        raise error
+
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", download)
+    with pytest.raises(VicinalError, match=r"weights of vit_tiny_patch16_224 .* --random-weights"):
+        vicinal.create_model("vit_tiny_patch16_224", pretrained=True)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +100,12 @@ def test_pretrained_weights_are_loaded_through_timm(monkeypatch):
     ],
 )
 def test_bad_input_is_told(arguments, message):
-    with pytest.raises(vicinal.VicinalError, match=message):
+    with pytest.raises(VicinalError, match=message):
         vicinal.create_model(**arguments)
 
 
 def test_another_patch_size_helps():
-    with pytest.raises(vicinal.VicinalError, match="or patch_size=3"):
+    with pytest.raises(VicinalError, match="or patch_size=3"):
         vicinal.create_model("vit-mini", img_size=27)
     assert vicinal.create_model("vit-mini", img_size=27, patch_size=3).patch_embed.grid_size == (9, 9)
 

@@ -16,11 +16,6 @@ def build(spec, **options):
     return build_prior(spec, heads=2, grid=GRID, **options)
 
 
-@pytest.fixture
-def clean_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -110,7 +105,7 @@ def test_timm_spares_every_prior_parameter_from_weight_decay(spec):
     assert all(parameter.dim() == 1 for parameter in model.parameters())
 
 
-def test_users_can_register_their_own(clean_registry):
+def test_users_can_register_their_own():
     @register_prior("stripes")
     class Stripes(Prior):
         """Looks along rows."""
@@ -132,7 +127,7 @@ def test_users_can_register_their_own(clean_registry):
         build("stripes:every=x")
 
 
-def test_a_taken_or_bad_name_is_refused(clean_registry):
+def test_a_taken_or_bad_name_is_refused():
     class Mine(Prior):
         pass
 

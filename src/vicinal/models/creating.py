@@ -102,6 +102,11 @@ def make_timm_model(name: str, **arguments: Any) -> nn.Module:
         )
     try:
         return timm.create_model(name, **arguments)  # type: ignore[no-any-return]
+    except OSError as error:  # the only thing that timm reads are weights, of the Hub or of its own cache
+        raise VicinalError(
+            f"cannot get the pretrained weights of {name} ({type(error).__name__}): they are fetched once, with a "
+            "connection, and then kept. pretrained=False makes it without them; `vicinal analyze`: --random-weights"
+        ) from error
     except Exception as error:  # timm says what it does not like by asserts, TypeErrors and RuntimeErrors
         raise _cannot_make(name, error) from error
 

@@ -1,0 +1,36 @@
+"""What holds for every test, and for the examples in docstrings: none leaves a trace for the next."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from vicinal._torchvision import ensure_torchvision
+from vicinal.priors import registry
+
+ensure_torchvision()  # before any test imports timm
+
+# Processes that run tests side by side share the cores.
+torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_priors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+
+
+@pytest.fixture(autouse=True)
+def _compiled_afresh() -> Iterator[None]:
+    """Graphs kept by a class's code, and their limit, are of the whole process."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
