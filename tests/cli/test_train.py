@@ -98,7 +98,7 @@ def test_bad_words_are_short_messages_and_leave_nothing(tmp_path, capsys, monkey
     assert "unknown recipe 'papre'" in said(capsys, "train", "--recipe", "papre")
     assert "--precision fp16 needs a GPU" in said(capsys, "train", "--precision", "fp16", "--device", "cpu")
     blind = said(capsys, "train", "--model", "resnet18", "--img-size", "32", "--mix", "transmix")
-    assert "no attention to read. None, mixup, cutmix and both work with any model" in blind
+    assert "no attention to read. `none`, `mixup`, `cutmix` and `both` work with any model" in blind
     assert "there is no run runs/x" in said(capsys, "train", "--resume", "runs/x")
     assert "there is no run runs/x" in said(capsys, "train", "--init-from", "runs/x")
     assert "there is no run runs/x" in said(capsys, "eval", "runs/x")

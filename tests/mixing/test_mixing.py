@@ -155,5 +155,44 @@ def test_a_batch_in_pieces_is_the_batch(mode):
 def test_wrong_options_are_named():
     with pytest.raises(VicinalError, match="unknown --mix 'cutmx'; did you mean 'cutmix'"):
         Mixing("cutmx", classes=4)
-    with pytest.raises(VicinalError, match=r"mixup_share is a share from 0 to 1, given 1.5"):
-        Mixing("transmix", classes=4, mixup_share=1.5)
+    for name, value in (("mixup_share", 1.5), ("prob", 2), ("prob", float("nan")), ("smoothing", 2), ("smoothing", -1)):
+        with pytest.raises(VicinalError, match=rf"{name} is a share from 0 to 1, given {value}"):
+            Mixing("both", classes=4, **{name: value})
+    for classes in (0, -3, 2.5, "4"):
+        with pytest.raises(VicinalError, match=rf"classes is a whole number, at least 1, given {classes!r}"):
+            Mixing("both", classes=classes)
+
+
+@pytest.mark.parametrize("per_example", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda images, labels: (images[:0], labels[:0]), r"one or more, .* given \(0, 3, 12, 20\) and \(0,\)"),
+        (lambda images, labels: (images[0], labels), r"given \(3, 12, 20\) and \(6,\)"),
+        (lambda images, labels: (images, labels[1:]), r"as many labels .* and \(5,\)"),
+        (lambda images, labels: (images, F.one_hot(labels)), r"as many labels .* and \(6, 4\)"),
+        (lambda images, labels: (images.byte(), labels), "images in floating point, given torch.uint8"),
+        (lambda images, labels: (images, labels.float()), "such as int64, given torch.float32"),
+        (lambda images, labels: (images, labels + 1), "labels are numbers from 0 to 3 for classes=4, given 4"),
+        (lambda images, labels: (images, labels - 1), "labels are numbers from 0 to 3 for classes=4, given -1"),
+    ],
+)
+def test_wrong_batches_are_told(per_example, change, message):
+    mixing = Mixing("mixup", classes=4, prob=1.0, per_example=per_example)
+    with pytest.raises(VicinalError, match=message):
+        mixing(*change(*some()), seed=0)
+
+
+@pytest.mark.parametrize("mode", ["none", "mixup", "cutmix", "both"])
+def test_the_mode_can_be_read(mode):
+    assert Mixing(mode, classes=4).mode == mode
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+def test_labels_are_as_precise_as_the_images(smoothing):
+    images, labels = some()
+    for seed in range(10):
+        batch = Mixing("both", classes=7, prob=1.0, smoothing=smoothing)(images.double(), labels, seed=seed)
+        targets = batch.targets()
+        assert targets.dtype == torch.float64
+        torch.testing.assert_close(targets.sum(1), torch.ones(6, dtype=torch.float64), rtol=0, atol=1e-15)

@@ -1,3 +1,5 @@
+import weakref
+
 import pytest
 import torch
 
@@ -145,7 +147,68 @@ def test_which_attention_is_read_can_be_said():
         with mixing:
             model(batch.images)
         targets.append(mixing.targets(batch))
+    assert all(mixing.mode == "transmix" for mixing in mixings)
     assert not any(torch.allclose(targets[0], other, atol=1e-4) for other in targets[1:])
+
+
+def test_attention_belongs_to_one_batch():
+    model, images, labels = model_and_images(depth=1)
+    mixing = Mixing("transmix", classes=4, prob=1.0, model=model)
+    first, second = (mixing(images, labels, seed=seed) for seed in (0, 1))
+    with mixing:
+        model(first.images)
+    targets = mixing.targets(first)
+    with pytest.raises(VicinalError, match="of another batch, which has its labels already: run the model on this one"):
+        mixing.targets(second)
+    assert torch.equal(mixing.targets(first), targets)  # as often as one likes
+    with mixing:
+        model(second.images)
+    mixing.targets(second)
+    with pytest.raises(VicinalError, match="of another batch"):
+        mixing.targets(first)
+
+
+def test_attention_of_a_batch_that_was_not_mixed_is_no_other_ones():
+    model, images, labels = model_and_images(depth=1)
+    mixing = Mixing("transmix", classes=4, prob=0.5, model=model)
+    batches = [mixing(images, labels, seed=seed) for seed in range(20)]
+    whole = next(batch for batch in batches if batch.mask is None)
+    cut = next(batch for batch in batches if batch.mask is not None)
+    mixing.targets(whole)  # needs no attention
+    with pytest.raises(VicinalError, match="nothing was read yet"):
+        mixing.targets(cut)
+    with mixing:
+        model(whole.images)
+    mixing.targets(whole)
+    with pytest.raises(VicinalError, match="of another batch"):
+        mixing.targets(cut)
+
+
+def test_pieces_of_a_batch_are_labelled_one_by_one():
+    model, images, labels = model_and_images(depth=1)
+    model.eval()  # no drop path
+    mixing = Mixing("transmix", classes=4, prob=1.0, model=model)
+    batch = mixing(images, labels, seed=0)
+    targets = []
+    for piece in batch.pieces(2):
+        with mixing:
+            model(piece.images)
+        targets.append(mixing.targets(piece))
+    with mixing:
+        model(batch.images)
+    torch.testing.assert_close(torch.cat(targets), mixing.targets(batch))
+
+
+def test_a_batch_is_not_kept_beyond_its_step():
+    model, images, labels = model_and_images(depth=1)
+    mixing = Mixing("transmix", classes=4, prob=1.0, model=model)
+    batch = mixing(images, labels, seed=0)
+    with mixing:
+        model(batch.images)
+    mixing.targets(batch)
+    gone = weakref.ref(batch)
+    del batch
+    assert gone() is None
 
 
 def test_bad_input_says_what_to_do():
@@ -155,10 +218,10 @@ def test_bad_input_says_what_to_do():
         TransMix("papre")
     with pytest.raises(VicinalError, match=r"given \(2, 3, 4, 4\) and \(2, 8, 8\)"):
         TransMix()(torch.rand(2, 3, 4, 4), box(8, 8, 0, 2, 0, 2, count=2))
-    with pytest.raises(VicinalError, match=r"give model=. none, mixup, cutmix and both work with any model"):
+    with pytest.raises(VicinalError, match=r"give model=. `none`, `mixup`, `cutmix` and `both` work with any"):
         Mixing("transmix", classes=4)
     resnet = vicinal.create_model("resnet18", img_size=32)
-    with pytest.raises(VicinalError, match=r"ResNet has no attention to read. None, mixup, cutmix and both work with"):
+    with pytest.raises(VicinalError, match=r"attention to read. `none`, `mixup`, `cutmix` and `both` work with any"):
         Mixing("transmix", classes=4, model=resnet)
     model, images, labels = model_and_images(depth=1)
     mixing = Mixing("transmix", classes=4, prob=1.0, model=model)

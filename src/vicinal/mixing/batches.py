@@ -5,11 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from vicinal._torchvision import ensure_torchvision
-
-ensure_torchvision()  # before timm
-from timm.data.mixup import one_hot  # noqa: E402
-
 __all__ = ["MixedBatch"]
 
 
@@ -33,9 +28,10 @@ class MixedBatch:
     def targets(self, share: Tensor | None = None) -> Tensor:
         """Soft labels `(batch, classes)`, smoothed as in timm: by the share given, or by area."""
         weight = (self.share if share is None else share)[:, None]
-        off = self.smoothing / self.classes
+        low = self.smoothing / self.classes
+        high = 1 - self.smoothing + low
         own, other = (
-            one_hot(labels, self.classes, on_value=1 - self.smoothing + off, off_value=off).to(weight)
+            weight.new_full((len(labels), self.classes), low).scatter_(1, labels.long()[:, None], high)
             for labels in (self.labels, self.other_labels)
         )
         return torch.lerp(own, other, weight)

@@ -4,6 +4,7 @@ timm's `Mixup` hides its box, changes images in place and takes even batches onl
 it, and labels come after the forward pass, since TransMix wants to see the attention first.
 """
 
+import weakref
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -71,20 +72,32 @@ class Mixing(Mixup):
     ) -> None:
         if mode not in MODES:
             raise unknown("--mix", mode, MODES)
-        if not 0 <= mixup_share <= 1:
-            raise VicinalError(f"mixup_share is a share from 0 to 1, given {mixup_share}")
+        if not isinstance(classes, (int, np.integer)) or classes < 1:
+            raise VicinalError(f"classes is a whole number, at least 1, given {classes!r}")
+        for name, given in {"prob": prob, "smoothing": smoothing, "mixup_share": mixup_share}.items():
+            if not 0 <= given <= 1:
+                raise VicinalError(f"{name} is a share from 0 to 1, given {given}")
         mixup_alpha, cutmix_alpha = MODES[mode]
         switch = 0.5
         if mode == "transmix" and mixup_share:
             mixup_alpha, switch = 1.0, 1 - mixup_share
         super().__init__(mixup_alpha, cutmix_alpha, None, prob, switch, label_smoothing=smoothing, num_classes=classes)
         self.mixup_enabled = mode != "none"
+        self.mode = mode  # timm's is `batch` or `elem`, which `per_example` says here
         self.per_example = per_example
         self.transmix = transmix or TransMix()
         self.attention = _attention_of(model) if mode == "transmix" else None
+        self._read_for: weakref.ref[MixedBatch] | None = None
 
     def __call__(self, images: Tensor, labels: Tensor, seed: int) -> MixedBatch:
-        """The images given stay as they are; the same seed gives the same mix."""
+        """The images given stay as they are; the same seed gives the same mix.
+
+        Args:
+            images: `(batch, channels, height, width)`, in floating point.
+            labels: `(batch,)`, whole numbers below the number of classes.
+            seed: of all that is drawn.
+        """
+        self._check(images, labels)
         with own_randomness():  # timm draws from numpy's global generator
             np.random.seed(seed % 2**32)
             share, cut, mask = self._draw(len(images), images.shape[-2], images.shape[-1])
@@ -102,6 +115,7 @@ class Mixing(Mixup):
     def __enter__(self) -> Self:
         if self.attention is not None:
             self.attention.__enter__()
+        self._read_for = None
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -109,12 +123,43 @@ class Mixing(Mixup):
             self.attention.__exit__(*error)
 
     def targets(self, batch: MixedBatch) -> Tensor:
-        """Soft labels `(batch, classes)` of a batch that the model has seen inside `with`."""
-        if self.attention is None or batch.mask is None:
+        """Soft labels `(batch, classes)` of the batch that the model has just seen inside `with`.
+
+        The attention of a run belongs to the first batch that asks for its labels.
+        """
+        if self.attention is None:
             return batch.targets()
-        by_attention = self.transmix(self.attention.map, batch.mask)
+        if self._read_for is None:
+            self._read_for = weakref.ref(batch)  # so that its images are not kept beyond the step
+        if batch.mask is None:
+            return batch.targets()
+        attention = self.attention.map
+        if self._read_for() is not batch:
+            raise VicinalError(
+                "the attention that was read is that of another batch, which has its labels already: "
+                "run the model on this one inside `with mixing`, and then ask for its targets"
+            )
+        by_attention = self.transmix(attention, batch.mask)
         cut = batch.mask.flatten(1).any(1)  # the others are whole, or blended by Mixup
         return batch.targets(torch.where(cut, by_attention.to(batch.share), batch.share))
+
+    def _check(self, images: Tensor, labels: Tensor) -> None:
+        if images.dim() != 4 or len(images) == 0 or labels.shape != images.shape[:1]:
+            raise VicinalError(
+                "Mixing takes images (batch, channels, height, width), one or more, and as many labels (batch,), "
+                f"given {tuple(images.shape)} and {tuple(labels.shape)}"
+            )
+        if not images.is_floating_point():
+            raise VicinalError(f"Mixing takes images in floating point, given {images.dtype}: scale them before")
+        if labels.is_floating_point() or labels.dtype == torch.bool:
+            raise VicinalError(f"Mixing takes labels that are numbers of classes, such as int64, given {labels.dtype}")
+        if labels.device.type != "cpu":  # a look at them would make every step wait for the GPU
+            return
+        wrong = labels[(labels < 0) | (labels >= self.num_classes)]
+        if len(wrong):
+            raise VicinalError(
+                f"labels are numbers from 0 to {self.num_classes - 1} for classes={self.num_classes}, given {wrong[0]}"
+            )
 
     def _draw(
         self, count: int, height: int, width: int
@@ -144,7 +189,7 @@ def boxes(areas: NDArray[np.float64], height: int, width: int) -> NDArray[np.boo
 
 
 def _attention_of(model: nn.Module | PatchAttention | None) -> PatchAttention:
-    others = "none, mixup, cutmix and both work with any model"
+    others = "`none`, `mixup`, `cutmix` and `both` work with any model"
     if model is None:
         raise VicinalError(f"transmix reads the attention of the model that is trained; give model=. {others}")
     if isinstance(model, PatchAttention):
@@ -152,4 +197,4 @@ def _attention_of(model: nn.Module | PatchAttention | None) -> PatchAttention:
     try:
         return patch_attention(model)
     except VicinalError as error:
-        raise VicinalError(f"transmix has no attention to go by: {error}. {others.capitalize()}") from None
+        raise VicinalError(f"transmix has no attention to go by: {error}. {others}") from None
