@@ -158,6 +158,36 @@ def test_what_does_not_fit_says_why(table, note):
     assert (fit.fits, fit.note) == (False, note)
 
 
+@pytest.mark.parametrize("peak", [(4.45, 0.0), (-4.3, 4.2), (1.0, -4.45)])
+def test_a_peak_in_an_outer_cell_is_in_the_table(peak):
+    fit = fit_gaussian(gaussian((9, 9), 2.0, 1.5, *peak))
+    assert (fit.fits, fit.note) == (True, None)
+    assert (fit.centre_x, fit.centre_y) == pytest.approx(peak, abs=0.01)
+
+
+def r2_at_width(table, sigma):
+    """Of the best Gaussian of one width around the middle, amplitude and constant by numpy."""
+    heights = gaussian(table.shape, sigma, sigma).ravel()
+    design = np.stack([heights, np.ones_like(heights)], 1)
+    left = table.ravel() - design @ np.linalg.lstsq(design, table.ravel())[0]
+    return 1 - left @ left / ((table - table.mean()) ** 2).sum()
+
+
+def test_a_width_that_the_table_does_not_tell_is_flagged():
+    table = gaussian((9, 9), 6.0, 6.0, amplitude=5.0)
+    table[4, 4] -= 1  # no Gaussian follows that, and it hides the difference that the width makes
+    fit = fit_gaussian(table)
+    assert fit.r2 == pytest.approx(r2_at_width(table, fit.sigma_x))
+    assert r2_at_width(table, 1000) == pytest.approx(fit.r2, abs=1e-3)
+    assert fit.sigma_x < 20  # of 36 that are looked at
+    assert (fit.fits, fit.note) == (False, "a parabola: too wide along x and y to tell how wide")
+
+
+def test_a_width_is_flagged_along_its_own_axis_only():
+    table = gaussian((9, 9), 1.5, 15.0) + 0.15 * np.random.default_rng(0).standard_normal((9, 9))
+    assert fit_gaussian(table).note == "too wide along y to tell how wide"
+
+
 def test_a_single_patch_that_stands_out_fits_with_a_note():
     table = np.zeros((9, 9))
     table[4, 4] = -2

@@ -24,14 +24,16 @@ Array = NDArray[Any]
 
 ENOUGH = 0.5  # R^2 from which on a table counts as fitted
 CHANCE = 0.01  # how often noise may pass for a fit
+UNTOLD = 0.05  # how often noise may pass for a width
 TRIES = 30  # per cell: places and widths among which noise finds its best, as seen on noise of 16 to 729 cells
 FLAT = 4 * float(np.finfo(np.float32).eps)  # of the largest value: differences that single precision hardly tells
 NARROWEST = 0.3  # patches: a narrower Gaussian is below 0.4 % of its peak one patch away, so its width hardly shows
 WIDEST = 4.0  # sides of the table: a wider Gaussian looks like any parabola
-MARGIN = 0.5  # patches around the table where a peak may still be
+MARGIN = 0.5  # patches from the centre of an outer cell to its edge, where the table ends
 STARTS = 3
 LEAST = 16  # places: six numbers fit nearly any nine
 STEPS = 400  # at most
+AXES = ("x", "y")
 TINY = float(np.finfo(np.float64).tiny)
 
 
@@ -102,7 +104,7 @@ def fit_gaussian(table: ArrayLike, centre: tuple[int, int] | None = None) -> Gau
     r2 = max(0.0, 1 - 2 * float(best.cost) / values.size)
     # Noise has many places and widths to choose its best from.
     by_chance = TRIES * values.size * chance(r2, 1, values.size - 2)
-    problem = doubt(bool(best.success), r2, by_chance) or _out_of_sight(best.x, low, high)
+    problem = doubt(bool(best.success), r2, by_chance) or _beyond(best.x, low, high) or _too_wide(surface, best)
     note = problem or _narrow(best.x)
     return GaussianFit(
         amplitude=float(amplitude),
@@ -230,21 +232,36 @@ def doubt(converged: bool, r2: float, by_chance: float) -> str | None:
     return None if r2 >= ENOUGH else f"poor: R^2 below {ENOUGH:g}"
 
 
-def _out_of_sight(at: Array, low: Array, high: Array) -> str | None:
-    """What the Gaussian has that the table does not show."""
-    axes = ("x", "y")
-    open_ended = [axis for axis, log, most in zip(axes, at[2:], high[2:], strict=True) if log > most - 0.01]
-    if open_ended:
-        shape = "a parabola: " if len(open_ended) == 2 else ""
-        return f"{shape}too wide along {' and '.join(open_ended)} to tell how wide"
+def _beyond(at: Array, low: Array, high: Array) -> str | None:
+    """Along which axes the peak was stopped at the table's edge."""
     outside = [
         axis
-        for axis, peak, least, most in zip(axes, at, low, high, strict=False)
-        if not least + MARGIN - 0.01 <= peak <= most - MARGIN + 0.01
+        for axis, peak, least, most in zip(AXES, at, low, high, strict=False)
+        if not least + 1e-3 <= peak <= most - 1e-3
     ]
     return f"peak outside the table along {' and '.join(outside)}" if outside else None
 
 
+def _too_wide(surface: _Surface, best: Any) -> str | None:
+    """Along which axes the table does not tell how wide the Gaussian is.
+
+    That is where a Gaussian of the greatest width is hardly worse, all else being the best then: where an F-test of the
+    width does not tell them apart.
+    """
+    low, high = surface.bounds()
+    left = surface.table.size - 6  # degrees of freedom
+    open_ended = []
+    for number, axis in enumerate(AXES, 2):
+        start, least = best.x.copy(), low.copy()
+        start[number], least[number] = high[number], high[number] - 1e-3
+        widest = least_squares(surface.residual, start, surface.jacobian, (least, high), max_nfev=STEPS)
+        gained = max(0.0, 1 - float(best.cost) / max(float(widest.cost), TINY))
+        if chance(gained, 1, left) > UNTOLD:
+            open_ended.append(axis)
+    shape = "a parabola: " if len(open_ended) == 2 else ""
+    return f"{shape}too wide along {' and '.join(open_ended)} to tell how wide" if open_ended else None
+
+
 def _narrow(at: Array) -> str | None:
-    narrow = [axis for axis, log in zip(("x", "y"), at[2:], strict=True) if log < math.log(1.1 * NARROWEST)]
+    narrow = [axis for axis, log in zip(AXES, at[2:], strict=True) if log < math.log(1.1 * NARROWEST)]
     return f"too narrow along {' and '.join(narrow)} to tell how narrow" if narrow else None
