@@ -29,6 +29,34 @@ def test_arguments_that_a_model_does_not_take_are_left_out_or_told():
         vicinal.create_model("vgg11", drop_path_rate=0.3)
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("xcit_nano_12_p16_224", 64),  # notes its patches as one number
+        ("pvt_v2_b0", (64, 96)),  # patches of 7 pixels every 4: they overlap
+        ("pvt_v2_b0", 70),
+        ("efficientvit_m0", 64),  # takes one number only
+    ],
+)
+def test_timms_families_are_made_for_the_sizes_they_take(name, size):
+    model = vicinal.create_model(name, img_size=size)
+    height, width = size if isinstance(size, tuple) else (size, size)
+    assert model.training
+    assert model.pretrained_cfg["input_size"] == (3, height, width)
+    assert model.eval()(torch.zeros(1, 3, height, width)).shape == (1, 10)
+
+
+def test_a_look_at_whether_a_model_runs_changes_nothing():
+    torch.manual_seed(0)
+    looked_at = vicinal.create_model("resnet18", img_size=64)
+    after = torch.rand(())
+    torch.manual_seed(0)
+    untouched = timm.create_model("resnet18", num_classes=10, drop_path_rate=0.1)
+    assert torch.equal(after, torch.rand(()))
+    for name, value in untouched.state_dict().items():
+        assert torch.equal(value, looked_at.state_dict()[name])
+
+
 def test_drop_path_reaches_timms_models():
     model = vicinal.create_model("deit_tiny_patch16_224", img_size=32, drop_path_rate=0.4, depth=2)
     assert model.blocks[-1].drop_path1.drop_prob == pytest.approx(0.4)
@@ -95,6 +123,18 @@ def test_pretrained_weights_that_cannot_be_had_are_told(monkeypatch, error):
         (
             {"name": "deit_tiny_patch16_224", "img_size": 100},
             "16 x 16 pixels, which do not divide 100 x 100; 96 or 112",
+        ),
+        (
+            {"name": "vit_tiny_patch16_224", "img_size": (64, 100)},
+            "16 x 16 pixels, which do not divide 64 x 100; 96 or 112 would do in place of 100",
+        ),
+        (
+            {"name": "convit_tiny", "img_size": (32, 64), "depth": 1, "local_up_to_layer": 1},
+            r"convit_tiny does not run on images of 32 x 64 pixels \(RuntimeError: .* it was made for 224 x 224",
+        ),
+        (
+            {"name": "efficientformer_l1", "img_size": 64},
+            r"does not run on images of 64 x 64 pixels .* it was made for 224 x 224",
         ),
         ({"name": "deit_tiny_patch16_224", "global_pool": "foo"}, "cannot make deit_tiny_patch16_224: AssertionError"),
     ],

@@ -4,9 +4,10 @@ import difflib
 from typing import Any
 
 import timm
+import torch
 from torch import nn
 
-from vicinal.attachment.running import ImageSize
+from vicinal.attachment.running import ImageSize, Runner, quietly
 from vicinal.errors import VicinalError
 from vicinal.models.backbones import (
     ALIASES,
@@ -115,9 +116,9 @@ def _from_timm(
     name: str, prior: Priors, arguments: dict[str, Any], drop_path: float, pretrained: bool, options: dict[str, Any]
 ) -> nn.Module:
     given = {key: value for key, value in arguments.items() if value is not None} | options
-    if "img_size" in given:
-        given["img_size"] = image_size(given["img_size"])
-    size = given.get("img_size")
+    size = image_size(given["img_size"]) if "img_size" in given else None
+    if size is not None:
+        given["img_size"] = size[0] if size[0] == size[1] else size  # some take one number only
     given["drop_path_rate"] = drop_path
     while True:
         try:
@@ -127,17 +128,40 @@ def _from_timm(
             refused = [key for key in ("img_size", "drop_path_rate") if _is_refusal(error, key)]
             if not refused or refused[0] not in given or (refused[0] == "drop_path_rate" and drop_path != DROP_PATH):
                 raise
-            del given[refused[0]]  # runs on any size; has no residual branches to drop
+            del given[refused[0]]  # may run on any size; has no residual branches to drop
     declared: Any = dict(model.pretrained_cfg)  # type: ignore[arg-type]
     patches: Any = getattr(model, "patch_embed", None)
     if size is None:
         size = image_size(getattr(patches, "img_size", None) or declared["input_size"][1:])
-    elif not getattr(patches, "dynamic_img_pad", False):
-        check_patch(name, size, max(getattr(patches, "patch_size", (1,))))
+    else:
+        check_patch(name, size, _cut(patches))
+        _check_runs(name, model, (arguments["in_chans"], *size), declared["input_size"][1:])
     declared["input_size"] = (arguments["in_chans"], *size)
     declared.update(images_of(declared, arguments["in_chans"]))
     attach_priors(model, prior, declared["input_size"])
     return note(model, declared, given)
+
+
+def _cut(patches: Any) -> int:
+    """How many pixels have to divide an image: a patch; 1 where patches overlap or images are padded to fit."""
+    projection = getattr(patches, "proj", None)
+    if not isinstance(projection, nn.Conv2d) or getattr(patches, "dynamic_img_pad", False):
+        return 1
+    apart = projection.kernel_size == projection.stride and projection.padding == (0, 0)
+    return max(projection.stride) if apart else 1
+
+
+def _check_runs(name: str, model: nn.Module, shape: tuple[int, int, int], own: tuple[int, int]) -> None:
+    """Run a model once: timm makes some for sizes at which they fail, which the first batch would tell."""
+    run = Runner(model, shape)
+    try:
+        with quietly(model), torch.no_grad():
+            model(run.noise(1))
+    except Exception as error:
+        raise VicinalError(
+            f"{name} does not run on images of {shape[1]} x {shape[2]} pixels ({_said(error)}); it was made for "
+            f"{own[0]} x {own[1]}"
+        ) from error
 
 
 def note(model: nn.Module, declared: dict[str, Any], arguments: dict[str, Any]) -> nn.Module:
@@ -155,5 +179,8 @@ def _is_refusal(error: VicinalError, argument: str) -> bool:
 def _cannot_make(name: str, error: Exception) -> VicinalError:
     if isinstance(error, VicinalError):
         return error
-    said = str(error).strip() or "it says no more"
-    return VicinalError(f"cannot make {name}: {type(error).__name__}: {said}")
+    return VicinalError(f"cannot make {name}: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip() or 'it says no more'}"
