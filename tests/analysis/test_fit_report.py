@@ -194,6 +194,41 @@ def test_fits_are_drawn_table_by_table(report, tmp_path):
         assert any(np.array_equal(picture, row.table.values[0]) for picture in drawn)
 
 
+def test_a_picture_says_why_a_table_does_not_fit(tmp_path):
+    model = planted(2)
+    tables = model.blocks[0].attn.prior.flat_bias.data.view(3, 15, 19)
+    y, x = torch.arange(-7, 8)[:, None], torch.arange(-9, 10)[None]
+    tables[0] = -(x**2) - y**2
+    tables[1] = torch.exp(-((x - 9) ** 2) / 18 - y**2 / 8)
+    report = fit_model(model)
+    figure = draw_fits(report)
+    figure.savefig(tmp_path / "fits.png")
+    notes = ["a parabola: too wide along x and y to tell how wide", "peak outside the table along x", None]
+    assert [row.gaussian.note for row in report.rows[:3]] == notes
+    words = shown(figure)
+    reasons = (" too wide", " peak outside", "")
+    below = {f"{row.gaussian.r2:.2f}{why}" for row, why in zip(report.rows, reasons, strict=False)}
+    assert below <= set(words)
+    assert {"fits", "too wide", "peak outside"} <= set(words)
+    assert "poor" not in words
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (8, 10)])
+def test_every_reason_not_to_fit_has_a_word_in_pictures(shape, monkeypatch):
+    from vicinal.analysis import fitting
+    from vicinal.analysis.fit_drawing import REASONS
+
+    random = np.random.default_rng(0)
+    y, x = np.indices(shape)
+    tables = [random.standard_normal(shape), x + y, x**2 + y**2, np.exp(-(x**2) / 2.0), np.eye(*shape)]
+    fits = [fitting.fit_gaussian(table) for table in tables]
+    monkeypatch.setattr(fitting, "STEPS", 1)
+    fits += [fitting.fit_gaussian(table) for table in tables]
+    notes = {fit.note for fit in fits if not fit.fits}
+    assert len(notes) > 3
+    assert all(note.startswith(tuple(REASONS)) for note in notes)
+
+
 def test_two_tables_of_a_layer_are_drawn_apart(tmp_path):
     report = fit_model(planted(2, "gmm:init=spread+rpe"), kernels=1)
     assert [row.table.role for row in report.rows] == ["scale"] * 3 + ["bias"] * 3 + ["scale"] * 3 + ["bias"]

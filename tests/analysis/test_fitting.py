@@ -149,6 +149,10 @@ def test_rounding_of_single_precision_is_flat():
             -np.add.outer(np.arange(-4, 5) ** 2, np.arange(-4, 5) ** 2),
             "a parabola: too wide along x and y to tell how wide",
         ),
+        (
+            -np.add.outer(np.arange(-4, 5) ** 2, 3 * np.arange(-8, 9) ** 2),
+            "a parabola: too wide along x and y to tell how wide",
+        ),
         (gaussian((9, 9), 2.0, 2.0, 6.0), "peak outside the table along x"),
         (gaussian((9, 9), 0.8, 0.8, -3, -3) + gaussian((9, 9), 0.8, 0.8, 3, 3), "poor: R^2 below 0.5"),
     ],

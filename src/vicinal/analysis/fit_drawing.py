@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vicinal.analysis.fit_report import FitReport, FitRow
-from vicinal.analysis.fitting import ENOUGH
+from vicinal.analysis.fitting import ENOUGH, GaussianFit
 from vicinal.errors import VicinalError
 
 if TYPE_CHECKING:
@@ -20,6 +20,15 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 GREY = "#666666"
 MOST_HEADS = 6  # drawn of a layer
 DETAILS = 4  # layers drawn with fit and residual
+# How a note begins, and how a picture says it.
+REASONS = {
+    "poor": ("poor", "o"),
+    "a parabola": ("too wide", "s"),
+    "too wide": ("too wide", "s"),
+    "peak outside": ("peak outside", "^"),
+    "no better": ("like noise", "x"),
+    "did not converge": ("not converged", "+"),
+}
 MIDDLE: Any = {"ha": "center", "va": "center"}
 
 Columns = dict[str, list[FitRow]]
@@ -117,10 +126,10 @@ def _draw_numbers(figure: Any, columns: Columns) -> None:
     """R^2 and widths over layers."""
     left, right = figure.subplots(1, 2)
     for place, rows in enumerate(columns.values(), 1):
-        for row in rows:
-            fit = row.gaussian
+        for fit in (row.gaussian for row in rows if np.isfinite(row.gaussian.r2)):
+            _, marker = _reason(fit)
             filled = BLUE if fit.fits else "none"
-            left.plot(place, fit.r2, "o", color=BLUE, markerfacecolor=filled, markersize=5, alpha=0.8)
+            left.plot(place, fit.r2, marker, color=BLUE, markerfacecolor=filled, markersize=5, alpha=0.8)
             if fit.fits:
                 right.plot(place - 0.12, fit.sigma_x, ">", color=BLUE, markersize=5, alpha=0.8)
                 right.plot(place + 0.12, fit.sigma_y, "^", color=ORANGE, markersize=5, alpha=0.8)
@@ -128,7 +137,9 @@ def _draw_numbers(figure: Any, columns: Columns) -> None:
     left.set_ylim(0, 1.05)
     left.set_ylabel("$R^2$")
     left.plot([], [], "o", color=BLUE, label="fits")
-    left.plot([], [], "o", color=BLUE, markerfacecolor="none", label="does not")
+    unfit = [row.gaussian for rows in columns.values() for row in rows if not row.gaussian.fits]
+    for words, marker in sorted({_reason(fit) for fit in unfit if np.isfinite(fit.r2)}):
+        left.plot([], [], marker, color=BLUE, markerfacecolor="none", label=words)
     right.plot([], [], ">", color=BLUE, label=r"$\sigma_X$")
     right.plot([], [], "^", color=ORANGE, label=r"$\sigma_Y$")
     if any(row.gaussian.fits for rows in columns.values() for row in rows):
@@ -144,7 +155,21 @@ def _draw_numbers(figure: Any, columns: Columns) -> None:
         axes.set_xlim(0.5, len(columns) + 0.5)
         axes.set_xlabel("layer")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=2, frameon=False)
+        axes.legend(
+            fontsize=8,
+            loc="lower right",
+            bbox_to_anchor=(1.02, 0.98),
+            ncols=6,
+            frameon=False,
+            columnspacing=0.8,
+            handletextpad=0,
+        )
+
+
+def _reason(fit: GaussianFit) -> tuple[str, str]:
+    """Why a fitted Gaussian does not fit, in a word or two, and its marker; no words if it fits."""
+    note = fit.note or ""
+    return ("", "o") if fit.fits else next(short for begin, short in REASONS.items() if note.startswith(begin))
 
 
 def _draw_tables(figure: Any, columns: Columns, heads: int) -> None:
@@ -152,7 +177,8 @@ def _draw_tables(figure: Any, columns: Columns, heads: int) -> None:
     most = max(len(rows) for rows in columns.values())
     some = f"; {heads} of up to {most} heads" if most > heads else ""
     figure.suptitle(
-        f"tables, each on its own scale{some}; below: $R^2$; ellipses: peak and widths of Gaussians that fit",
+        f"tables, each on its own scale{some}; below: $R^2$, and why it does not fit; "
+        "ellipses: peak and widths of Gaussians that fit",
         fontsize=9,
     )
     grid = figure.subplots(heads, len(columns), squeeze=False)
@@ -163,7 +189,8 @@ def _draw_tables(figure: Any, columns: Columns, heads: int) -> None:
         for axes, row in zip(grid[:, column], rows, strict=False):
             axes.imshow(row.table.values[0], "viridis", extent=_extent(row), **_limits(row.table.values[0]))
             if np.isfinite(row.gaussian.r2):
-                axes.set_xlabel(f"{row.gaussian.r2:.2f}", fontsize=7, labelpad=2)
+                why, _ = _reason(row.gaussian)
+                axes.set_xlabel(f"{row.gaussian.r2:.2f} {why}".strip(), fontsize=7, labelpad=2)
             if row.gaussian.fits:
                 _outline(axes, row)
             if row.gaussian.note and not np.isfinite(row.gaussian.r2):

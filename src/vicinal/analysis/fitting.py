@@ -252,9 +252,10 @@ def _too_wide(surface: _Surface, best: Any) -> str | None:
     left = surface.table.size - 6  # degrees of freedom
     open_ended = []
     for number, axis in enumerate(AXES, 2):
-        start, least = best.x.copy(), low.copy()
+        start, least, most = best.x.copy(), low.copy(), high.copy()
         start[number], least[number] = high[number], high[number] - 1e-3
-        widest = least_squares(surface.residual, start, surface.jacobian, (least, high), max_nfev=STEPS)
+        most[5 - number] += math.log(10)  # in a parabola both widths grow together
+        widest = least_squares(surface.residual, start, surface.jacobian, (least, most), max_nfev=STEPS)
         gained = max(0.0, 1 - float(best.cost) / max(float(widest.cost), TINY))
         if chance(gained, 1, left) > UNTOLD:
             open_ended.append(axis)
