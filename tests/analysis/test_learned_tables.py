@@ -216,6 +216,22 @@ def test_a_model_without_tables_is_told_so(name):
         tables_of(vicinal.create_model(name, img_size=16, depth=1))
 
 
+def test_layers_that_were_not_understood_are_named():
+    class Blind(Odd):
+        """A bias in attention whose heads are on an axis that cannot be told."""
+
+        def forward(self, x):
+            x = self.patches(x).flatten(2).mT
+            q, k = self.qk(x).unflatten(-1, (2, 2, 2, 2)).permute(2, 0, 3, 4, 1, 5)
+            return ((q @ k.mT) + self.table).softmax(-1) @ x[:, None, None]
+
+    message = r"differs by offset; not looked into: \w+ \(which axis of its logits .* told\)"
+    with pytest.raises(vicinal.VicinalError, match=message):
+        tables_of(Blind("free"))
+    with pytest.raises(vicinal.VicinalError, match=r"differs by offset\. Take"):
+        tables_of(Odd("none"))
+
+
 def test_a_wrong_size_of_images_is_told():
     model = randomized(Beit(**PATCHES, use_rel_pos_bias=True, init_values=0.1))
     with pytest.raises(vicinal.VicinalError, match=r"does not run on images of 3 x 40 x 40"):

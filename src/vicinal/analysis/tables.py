@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, calls_of, heads_third
-from vicinal.attachment.placing import Site, place
+from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import ImageSize, Runner, quietly, runner_for
 from vicinal.attachment.swapping import without_priors
 from vicinal.errors import VicinalError
@@ -74,11 +74,14 @@ def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[La
     order = {name: number for number, (name, _) in enumerate(model.named_modules())}
     with torch.no_grad():
         found = [table for name, prior in priors_of(model).items() for table in _of_prior(name, prior)]
-        found += _own_biases(run)
+        own, left_alone = _own_biases(run)
+        found += own
     if not found:
+        others = f"; {_not_looked_into(left_alone)}" if left_alone else ""
         raise VicinalError(
             f"{type(model).__name__} has no table: it carries no prior, and no attention layer of it adds a bias that "
-            "differs by offset. Take a model with one, as `vicinal train --prior rpe` makes, or such as Swin or BEiT"
+            f"differs by offset{others}. Take a model with one, as `vicinal train --prior rpe` makes, or such as Swin "
+            "or BEiT"
         )
     return sorted(found, key=lambda table: order.get(table.name, -1))
 
@@ -98,8 +101,19 @@ def _of_prior(name: str, prior: Prior) -> list[LayerTable]:
     return found
 
 
-def _own_biases(run: Runner) -> list[LayerTable]:
-    """Tables of biases that are no priors of ours."""
+def _not_looked_into(layers: list[LeftAlone]) -> str:
+    """Which layers may have a bias that was not seen, and why; one for each reason."""
+    names: dict[str, list[str]] = {}
+    for layer in layers:
+        names.setdefault(layer.reason, []).append(layer.name)
+    each = (
+        f"{its[0]}{f' and {len(its) - 1} more' if len(its) > 1 else ''} ({reason})" for reason, its in names.items()
+    )
+    return f"not looked into: {', '.join(each)}"
+
+
+def _own_biases(run: Runner) -> tuple[list[LayerTable], list[LeftAlone]]:
+    """Tables of biases that are no priors of ours; and the layers that may have others."""
     with quietly(run.model), without_priors(run.model):
         images = run.noise(IMAGES)
         sites = place(run.model, calls_of(run.model, lambda: run(images)), IMAGES, run.image)
@@ -111,7 +125,8 @@ def _own_biases(run: Runner) -> list[LayerTable]:
         finally:
             for hook in hooks:
                 hook.remove()
-        return [reader.found for reader in readers if reader.found is not None]
+        found = [reader.found for reader in readers if reader.found is not None]
+        return found, [site for site in sites if isinstance(site, LeftAlone)]
 
 
 class _BiasReader(TorchFunctionMode):
