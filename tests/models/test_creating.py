@@ -25,6 +25,7 @@ def test_timms_models_keep_their_size_and_may_keep_their_classes():
 
 def test_arguments_that_a_model_does_not_take_are_left_out_or_told():
     assert vicinal.create_model("vgg11", img_size=64, num_classes=2).num_classes == 2  # neither img_size nor drop path
+    assert vicinal.create_model("efficientvit_m0", img_size=64, drop_path_rate=0.0).num_classes == 10
     with pytest.raises(VicinalError, match="unexpected keyword argument 'drop_path_rate'"):
         vicinal.create_model("vgg11", drop_path_rate=0.3)
 

@@ -126,7 +126,8 @@ def _from_timm(
             break
         except VicinalError as error:
             refused = [key for key in ("img_size", "drop_path_rate") if _is_refusal(error, key)]
-            if not refused or refused[0] not in given or (refused[0] == "drop_path_rate" and drop_path != DROP_PATH):
+            asked_for = refused == ["drop_path_rate"] and drop_path not in (0, DROP_PATH)
+            if not refused or refused[0] not in given or asked_for:
                 raise
             del given[refused[0]]  # may run on any size; has no residual branches to drop
     declared: Any = dict(model.pretrained_cfg)  # type: ignore[arg-type]
