@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,13 @@ def test_rollouts_are_drawn_next_to_their_pictures(tmp_path):
     figure.savefig(tmp_path / "rollout.png", dpi=40)
 
 
+def test_a_picture_under_a_map_is_light_and_faint():
+    """What is bright or dark in it must not pass for attention: it has a quarter of its contrast."""
+    figure = draw_maps(attention_maps(vit(), IMAGES[:1], layers="last", heads="mean"), PICTURES[0])
+    picture, under = (axes.get_images()[0].get_array() for axes in panels(figure))
+    np.testing.assert_allclose(under, 0.75 + 0.25 * picture.mean(2))
+
+
 def test_statistics_have_a_dot_for_each_head_and_a_line_through_their_means(tmp_path):
     found = attention_statistics(vit(), IMAGES, name="a vit")
     figure = draw_statistics(found)
@@ -113,6 +122,19 @@ def test_models_are_compared_whatever_their_layers(tmp_path):
     assert len(set(colours)) == 4
     assert not figure.axes[0].child_axes  # patches of several sizes have no common axis
     figure.savefig(tmp_path / "statistics.png", dpi=40)
+
+
+def test_no_two_models_look_the_same():
+    found = attention_statistics(vit(depth=1), IMAGES[:1])
+    figure = draw_statistics(*(dataclasses.replace(found, model=str(number)) for number in range(16)))
+    *models, _ = figure.legends[0].legend_handles
+    assert len({(each.get_color(), each.get_marker()) for each in models}) == 16
+    dots = [line for line in figure.axes[1].lines if line.get_linestyle() == "None"]
+    assert [(each.get_color(), each.get_marker()) for each in dots] == [
+        (each.get_color(), each.get_marker()) for each in models
+    ]
+    means = [line for line in figure.axes[1].lines if line.get_marker() == "" and line.get_color() != "gray"]
+    assert len({(line.get_color(), line.get_linestyle()) for line in means}) == 16
 
 
 def test_bad_input_says_what_to_do():

@@ -90,9 +90,13 @@ def test_the_map_is_drawn_next_to_the_picture_and_leaves_it_alone(tmp_path, chan
     for row, column in ((0, 3), (3, 0)):
         attention = torch.full((4, 4), 0.01)
         attention[row, column] = 0.85
-        draw_overlay(picture, attention, "a cat of $5, 93.1%", tmp_path / "x.png")
+        figure = draw_overlay(picture, attention, "a cat of $5, 93.1%")
+        figure.savefig(tmp_path / "x.png", dpi=130)
         with Image.open(tmp_path / "x.png") as image:
             drawn.append(np.asarray(image.convert("RGB")).astype(int))
+    assert figure.get_suptitle() == "a cat of $5, 93.1%"
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["picture", "attention, last layer"]
+    np.testing.assert_allclose(figure.axes[1].get_images()[1].get_array(), attention / attention.mean(), rtol=1e-6)
     first, second = drawn
     assert first.shape == second.shape
     rows, columns = np.nonzero(np.abs(first - second).sum(2))

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-__all__ = ["draw_maps", "draw_rollout", "draw_statistics"]
+__all__ = ["Panel", "draw_maps", "draw_panels", "draw_rollout", "draw_statistics"]
 
 COLOURS = "viridis"
 # Okabe and Ito's colours; vermilion stands out from those of the maps.
 MARK = "#D55E00"
 LINES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MARKERS = "os^Dv<>"
+MARKERS = "os^Dv<>P"  # one more than colours, so that 56 models differ in one or the other
+STYLES = ("-", "-.", ":")
+FAINTEST = 0.75  # what black is drawn as in a picture under a map
 ACROSS = 6  # pictures in a row, where columns mean nothing
 LONGEST = 26  # title of a picture, in characters
 # In inches:
@@ -35,14 +37,29 @@ TITLE = 0.26  # above each picture
 
 
 @dataclass(frozen=True, eq=False)
-class _Panel:
+class Panel:
     """A picture, alone or under attention."""
 
     title: str
     picture: NDArray[Any]
-    of: AttentionMap
+    """`(height, width, channels)`, 1 channel or 3, of values between 0 and 1."""
     attention: NDArray[Any] | None = None
-    """`(rows, columns)`, relative to that of the mean patch."""
+    """`(rows, columns)`."""
+    of: AttentionMap | None = None
+    """Whose query is outlined, if it is a patch."""
+
+    def __post_init__(self) -> None:
+        pixels = self.picture
+        if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or pixels.min() < 0 or pixels.max() > 1:
+            raise VicinalError(
+                "a picture is (height, width, channels), 1 channel or 3, of values between 0 and 1; given "
+                f"{pixels.dtype} {pixels.shape}, from {pixels.min():.3g} to {pixels.max():.3g}"
+            )
+
+    @property
+    def relative(self) -> NDArray[Any] | None:
+        """Attention relative to that of the mean patch, which gets 1."""
+        return None if self.attention is None else self.attention / (self.attention.mean() or 1)
 
 
 def draw_maps(maps: Sequence[AttentionMap], picture: NDArray[Any], *, image: int = 0) -> "Figure":
@@ -55,26 +72,26 @@ def draw_maps(maps: Sequence[AttentionMap], picture: NDArray[Any], *, image: int
         picture: what the model saw, `(height, width, channels)`, 1 channel or 3, of values between 0 and 1.
         image: which of the images of the maps it is, from 0.
     """
-    from matplotlib.colors import PowerNorm
-
     if not maps:
         raise VicinalError("there are no maps to draw; give at least one")
     if not 0 <= image < len(maps[0].values):
         raise VicinalError(f"image is one of {len(maps[0].values)} that there are maps of, from 0; given {image}")
-    picture, rows = _checked(picture), []
+    rows = []
     for each in maps:
         titles = [each.layer] if each.heads is None else [f"head {head + 1}" for head in each.heads]
-        attention = _relative(each.values[image].numpy(force=True))
-        panels = [_Panel(title, picture, each, one) for title, one in zip(titles, attention, strict=True)]
-        rows.append([_Panel(each.layer, picture, each), *panels])
+        attention = each.values[image].numpy(force=True)
+        panels = [Panel(title, picture, one, each) for title, one in zip(titles, attention, strict=True)]
+        rows.append([Panel(each.layer, picture, of=each), *panels])
     if len(maps) == 1 or max(map(len, rows)) == 2:
-        rows = _wrapped([[_Panel("picture", picture, maps[0])], *([panel] for panels in rows for panel in panels[1:])])
+        rows = _wrapped(
+            [[Panel("picture", picture, of=maps[0])], *([panel] for panels in rows for panel in panels[1:])]
+        )
     layers = maps[0].layer if len(maps) == 1 else f"{maps[0].layer} to {maps[-1].layer}"
     others = [each.whose for each in maps if isinstance(each.query, str)]
     whose = " or ".join(dict.fromkeys([maps[0].whose, *others]))
     heads = ", mean over heads" if maps[0].heads is None else ""
     title = f"{maps[0].model}, {layers}: attention of {whose}{heads}"
-    return _draw(rows, PowerNorm(0.5, 0, max(2.0, _top(rows))), title)
+    return draw_panels(rows, title)
 
 
 def draw_rollout(found: AttentionMap, pictures: NDArray[Any], names: Sequence[str] | None = None) -> "Figure":
@@ -93,50 +110,46 @@ def draw_rollout(found: AttentionMap, pictures: NDArray[Any], names: Sequence[st
             f"a rollout of {len(found.values)} images is drawn over as many pictures and names, given {len(pictures)} "
             f"and {len(names)}"
         )
-    attention = _relative(found.map.numpy(force=True))
+    attention = found.map.numpy(force=True)
     pairs = [
-        [_Panel(name, _checked(picture), found), _Panel("", _checked(picture), found, one)]
+        [Panel(name, picture, of=found), Panel("", picture, one, found)]
         for name, picture, one in zip(names, pictures, attention, strict=True)
     ]
     rows = _wrapped(pairs)
-    scale = Normalize(float(attention.min()), _top(rows))
-    return _draw(rows, scale, f"{found.model}: {found.layer}, seen by {found.whose}")
+    scale = Normalize(float(_seen(rows).min()), _top(rows))  # from the least on: skips give every patch its share
+    return draw_panels(rows, f"{found.model}: {found.layer}, seen by {found.whose}", scale)
 
 
-def _checked(picture: Any) -> NDArray[Any]:
-    pixels = np.asarray(picture)
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or pixels.min() < 0 or pixels.max() > 1:
-        raise VicinalError(
-            "a picture is (height, width, channels), 1 channel or 3, of values between 0 and 1; given "
-            f"{pixels.dtype} {pixels.shape}, from {pixels.min():.3g} to {pixels.max():.3g}"
-        )
-    return pixels
+def _seen(rows: Sequence[Sequence[Panel]]) -> NDArray[Any]:
+    """All attention that is drawn."""
+    return np.concatenate([panel.relative.ravel() for row in rows for panel in row if panel.relative is not None])
 
 
-def _relative(attention: NDArray[Any]) -> NDArray[Any]:
-    """`(..., rows, columns)`, relative to the mean patch, which gets 1."""
-    mean: NDArray[Any] = attention.mean((-2, -1), keepdims=True)
-    return attention / np.where(mean > 0, mean, 1)
-
-
-def _top(rows: Sequence[Sequence[_Panel]]) -> float:
+def _top(rows: Sequence[Sequence[Panel]]) -> float:
     """Where colours end: below the few patches that would leave little colour for all others."""
-    seen = [panel.attention.ravel() for panels in rows for panel in panels if panel.attention is not None]
-    return float(np.quantile(np.concatenate(seen), 0.99))
+    return float(np.quantile(_seen(rows), 0.99))
 
 
-def _wrapped(groups: Sequence[list[_Panel]]) -> list[list[_Panel]]:
+def _wrapped(groups: Sequence[list[Panel]]) -> list[list[Panel]]:
     """Rows of about the same length; groups stay together."""
     down = math.ceil(len(groups) * len(groups[0]) / ACROSS)
     across = math.ceil(len(groups) / down)
     return [list(chain(*groups[start : start + across])) for start in range(0, len(groups), across)]
 
 
-def _draw(rows: Sequence[Sequence[_Panel]], scale: "Normalize", title: str) -> "Figure":
-    """Panels in rows, a bar of colours, and a title. All has its place in inches: a layout engine takes seconds."""
+def draw_panels(rows: Sequence[Sequence[Panel]], title: str, scale: "Normalize | None" = None) -> "Figure":
+    """Panels in rows, a bar of colours, and a title.
+
+    Args:
+        rows: pictures of one shape; at least one is under attention.
+        title: above all.
+        scale: of the colours; by default the root of attention, from 0 on.
+    """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
+    scale = scale or PowerNorm(0.5, 0, max(2.0, _top(rows)))
+    # All has its place in inches: a layout engine takes seconds.
     down, across = len(rows), max(map(len, rows))
     shape = rows[0][0].picture.shape
     side = max(SIDE, 4.5 / across, 1.4 / down * shape[1] / shape[0])  # room for the title and the bar's label
@@ -160,7 +173,7 @@ def _draw(rows: Sequence[Sequence[_Panel]], scale: "Normalize", title: str) -> "
     return figure
 
 
-def _show(axes: "Axes", panel: _Panel, scale: "Normalize") -> Any:
+def _show(axes: "Axes", panel: Panel, scale: "Normalize") -> Any:
     """Draw a panel; returns what has colours, if it does."""
     from matplotlib.patches import Rectangle
 
@@ -168,13 +181,13 @@ def _show(axes: "Axes", panel: _Panel, scale: "Normalize") -> Any:
     whole: dict[str, Any] = {"extent": (0, width, height, 0), "interpolation": "nearest"}
     gray: dict[str, Any] = {"cmap": "gray", "vmin": 0, "vmax": 1}
     drawn = None
-    if panel.attention is None:
+    if panel.relative is None:
         axes.imshow(panel.picture.squeeze(), **gray, **whole)
     else:
-        # light, so that dark parts are not taken for dark colours of the map
-        axes.imshow(0.5 + 0.5 * panel.picture.mean(2), **gray, **whole)
-        drawn = axes.imshow(panel.attention, cmap=COLOURS, norm=scale, alpha=0.7, **whole)
-    if isinstance(panel.of.query, tuple):
+        # Light and faint, so that what is dark or bright in the picture is not taken for colours of the map.
+        axes.imshow(FAINTEST + (1 - FAINTEST) * panel.picture.mean(2), **gray, **whole)
+        drawn = axes.imshow(panel.relative, cmap=COLOURS, norm=scale, alpha=0.7, **whole)
+    if panel.of is not None and isinstance(panel.of.query, tuple):
         rows, columns = panel.of.values.shape[-2:]
         row, column = panel.of.query
         corner, size = (column * width / columns, row * height / rows), (width / columns, height / rows)
@@ -200,7 +213,7 @@ def draw_statistics(*statistics: AttentionStatistics) -> "Figure":
     figure = Figure(figsize=(9.6, 4.4), layout="constrained")
     far, wide = figure.subplots(1, 2)
     for number, each in enumerate(statistics):
-        look = {"color": LINES[number % len(LINES)], "marker": MARKERS[number % len(MARKERS)]}
+        look = _look(number)
         layers = np.array([layer.layer for layer in each.layers])
         beside = layers + 0.16 * (number - (len(statistics) - 1) / 2)  # so that models do not hide each other
         _heads(far, beside, [layer.distance_pixels for layer in each.layers], look)
@@ -218,10 +231,7 @@ def draw_statistics(*statistics: AttentionStatistics) -> "Figure":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(labelsize=8)
         axes.spines["top"].set_visible(False)
-    legend = [
-        Line2D([], [], color=LINES[number % len(LINES)], marker=MARKERS[number % len(MARKERS)], label=each.model)
-        for number, each in enumerate(statistics)
-    ]
+    legend = [Line2D([], [], **_look(number), label=each.model) for number, each in enumerate(statistics)]
     legend.append(Line2D([], [], color="gray", linestyle="--", linewidth=1, label="if all keys were seen alike"))
     figure.legend(handles=legend, loc="outside lower center", ncols=min(4, len(legend)), fontsize=9)
     images = " and ".join(dict.fromkeys(f"{each.images:,}" for each in statistics))
@@ -231,11 +241,18 @@ def draw_statistics(*statistics: AttentionStatistics) -> "Figure":
     return figure
 
 
+def _look(number: int) -> dict[str, Any]:
+    """Of one of several models."""
+    style = STYLES[number // len(LINES) % len(STYLES)]
+    return {"color": LINES[number % len(LINES)], "marker": MARKERS[number % len(MARKERS)], "linestyle": style}
+
+
 def _heads(axes: "Axes", places: NDArray[Any], values: Sequence[Sequence[float]], look: dict[str, Any]) -> None:
     """Dots of all heads, and a line through the means of layers."""
     across = [place for place, heads in zip(places, values, strict=True) for _ in heads]
-    axes.plot(across, [value for heads in values for value in heads], **look, linestyle="", markersize=4, alpha=0.5)
-    axes.plot(places, [sum(heads) / len(heads) for heads in values], color=look["color"], linewidth=1.5)
+    dots, line = {**look, "linestyle": ""}, {**look, "marker": ""}
+    axes.plot(across, [value for heads in values for value in heads], **dots, markersize=4, alpha=0.5)
+    axes.plot(places, [sum(heads) / len(heads) for heads in values], **line, linewidth=1.5)
 
 
 def _second_axes(far: "Axes", wide: "Axes", statistics: Sequence[AttentionStatistics]) -> None:

@@ -120,7 +120,7 @@ def _explain(
     pictures = as_seen(tensors, preprocessing)
     for file, picture, attention, predictions in zip(files, pictures, maps, found, strict=True):
         title = f"{_name(predictions[0])}, {predictions[0]['probability']:.1%}"
-        draw_overlay(picture, attention, title, _unused(folder, Path(file).stem))
+        draw_overlay(picture, attention, title).savefig(_unused(folder, Path(file).stem), dpi=130)
 
 
 def _make(folder: Path) -> None:
