@@ -117,13 +117,13 @@ def test_attention_pooling_reads_what_was_rolled_out(first):
         (
             swin,
             {},
-            r"one grid: layers.0.blocks.0.attn has 16 x 16, layers.1.blocks.0.attn has 8 x 8; choose some that are, "
-            r"such as layers=range\(2, 4\)",
+            r"one grid: layers.0.blocks.0.attn has 16 x 16, layers.1.blocks.0.attn has 8 x 8; choose layers "
+            r"that are, such as 2, 3$",
         ),
         (
             lambda: vicinal.create_model("t2t", depth=2),
             {},
-            r"patch_embed.transformers.0.attn has 16 x 16, blocks.0.attn has 8 x 8; .* layers=range\(1, 3\)",
+            r"patch_embed.transformers.0.attn has 16 x 16, blocks.0.attn has 8 x 8; .* such as 1, 2$",
         ),
         (
             lambda: vicinal.create_model("pit", depths=(1, 1, 1)),
@@ -155,6 +155,23 @@ def test_attention_pooling_reads_what_was_rolled_out(first):
 def test_bad_input_says_what_to_do(make, options, message):
     with pytest.raises(VicinalError, match=message):
         rollout(make(), torch.randn(1, 3, 32, 32), **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        (lambda: vicinal.create_model("crossvit_tiny_240"), 240),
+        (lambda: vicinal.create_model("pit", depths=(1, 1, 2)), 32),
+    ],
+)
+def test_layers_that_are_advised_can_be_rolled_out(make, size):
+    model, image = make(), torch.randn(1, 3, size, size)
+    with pytest.raises(VicinalError, match="such as ") as raised:
+        rollout(model, image)
+    advised = [int(each) for each in str(raised.value).rpartition("such as ")[2].split(",")]
+    found = rollout(model, image, layers=advised)
+    assert (found.map > 0).all()
+    assert found.map.sum() <= 1 + 1e-5
 
 
 def test_no_images_are_an_error():

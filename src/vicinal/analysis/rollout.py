@@ -76,18 +76,14 @@ class _Product:
 
     def prepare(self, layers: list[AttentionLayer]) -> Reduce:
         """Raise if layers cannot be multiplied, or nobody asks."""
-        of_patches = [layer for layer in layers if not layer.single]
-        if layers[0].single:
+        self.first = layers[0]
+        if self.first.single:
             raise VicinalError("rollout needs layers in which patches look at patches; choose others with layers=")
-        self.first = of_patches[0]
         for layer in layers:
-            more = layer.prefix - self.first.prefix
-            # A query that reads the image may see itself, and may leave out tokens that are no patches.
-            if layer.size != self.first.size or not (more == 0 or (layer.single and more <= 1)):
-                alike = [each.index for each in of_patches if each.size == of_patches[-1].size]
+            if not _fits(self.first, layer):
                 raise VicinalError(
-                    f"rollout needs layers on one grid: {_grid(self.first)}, {_grid(layer)}; choose some that are, "
-                    f"such as layers=range({alike[0]}, {layers[-1].index + 1})"
+                    f"rollout needs layers on one grid: {_grid(self.first)}, {_grid(layer)}; choose layers that are, "
+                    f"such as {', '.join(str(each.index) for each in _last(layers))}"
                 )
         asked = query_in(self.model, layers[-1], self.asked) if self.asked is None else self.asked
         self.by_reader = asked == "class" and layers[-1].single
@@ -125,6 +121,24 @@ class _Product:
 def _every(index: int, name: str) -> bool:
     """All layers, none of which may be left out."""
     return True
+
+
+def _fits(first: AttentionLayer, layer: AttentionLayer) -> bool:
+    """Whether a layer can be rolled out behind the first one."""
+    more = layer.prefix - first.prefix
+    # A query that reads the image may see itself, and may leave out tokens that are no patches.
+    return layer.size == first.size and (more == 0 or (layer.single and more <= 1))
+
+
+def _last(layers: list[AttentionLayer]) -> list[AttentionLayer]:
+    """The last ones that can be rolled out together."""
+    found: list[AttentionLayer] = []
+    for layer in layers:
+        if found and _fits(found[0], layer):
+            found.append(layer)
+        elif not layer.single:
+            found = [layer]
+    return found
 
 
 def _grid(layer: AttentionLayer) -> str:
