@@ -116,6 +116,17 @@ def test_maps_are_written_as_json_and_csv(tmp_path):
     line = lines[2 * 2 * 24 + 24 + 6 + 2]  # second layer, first image, second head, second row, third column
     assert list(line.values())[:-1] == ["a vit", "blocks.1.attn", "1 4", "0", "4", "1", "2"]
     assert float(line["attention"]) == float(maps[1].values[0, 1, 1, 2])
+    assert lines[-1]["image"] == "1"
+    write_maps(maps, tmp_path / "maps.csv", ["ship", "cat"])
+    with open(tmp_path / "maps.csv", newline="") as file:
+        named = list(csv.DictReader(file))
+    assert [{**each, "image": ["ship", "cat"].index(each["image"])} for each in named] == [
+        {**each, "image": int(each["image"])} for each in lines
+    ]
+    write_maps(maps, tmp_path / "maps.json", ["ship", "cat"])
+    assert json.loads((tmp_path / "maps.json").read_text()) == [{**each, "images": ["ship", "cat"]} for each in stored]
+    with pytest.raises(VicinalError, match="names is one for each image, given 1 for 2"):
+        write_maps(maps, tmp_path / "maps.csv", ["ship"])
     with pytest.raises(VicinalError, match=r"maps are written as .json or .csv, given maps.txt"):
         write_maps(maps, tmp_path / "maps.txt")
 

@@ -52,11 +52,20 @@ class AttentionMap:
         return {**about, "attention": self.values.tolist()}
 
 
-def write_maps(maps: Sequence[AttentionMap], path: str | Path) -> None:
-    """Write maps to a file: as JSON, or a line for each patch as CSV, as the file's ending says. Heads from 1."""
-    path = Path(path)
+def write_maps(maps: Sequence[AttentionMap], path: str | Path, names: Sequence[str] | None = None) -> None:
+    """Write maps to a file. Heads count from 1.
+
+    Args:
+        maps: of the same images.
+        path: as JSON, or as CSV with a line for each patch, as its ending says.
+        names: of the images; by default they count from 0.
+    """
+    path, counts = Path(path), {len(each.values) for each in maps}
+    if names is not None and counts - {len(names)}:
+        raise VicinalError(f"names is one for each image, given {len(names)} for {max(counts)}")
     if path.suffix == ".json":
-        path.write_text(json.dumps([each.as_dict() for each in maps], allow_nan=False) + "\n")
+        images = {} if names is None else {"images": list(names)}
+        path.write_text(json.dumps([{**each.as_dict(), **images} for each in maps], allow_nan=False) + "\n")
         return
     if path.suffix != ".csv":
         raise VicinalError(f"maps are written as .json or .csv, given {path.name}")
@@ -68,7 +77,8 @@ def write_maps(maps: Sequence[AttentionMap], path: str | Path) -> None:
             labels = ["mean"] if each.heads is None else [head + 1 for head in each.heads]
             for place, value in zip(np.ndindex(*each.values.shape), each.values.flatten().tolist(), strict=True):
                 image, head, row, column = place
-                writer.writerow([each.model, each.layer, query, image, labels[head], row, column, value])
+                shown = image if names is None else names[image]
+                writer.writerow([each.model, each.layer, query, shown, labels[head], row, column, value])
 
 
 def attention_maps(
