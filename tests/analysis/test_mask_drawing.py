@@ -39,7 +39,7 @@ def masks_by_hand(layers):
             bias=None,
             convolution=generator.dirichlet(np.ones(grid.patches), heads).reshape(heads, grid.height, grid.width),
             options={},
-            mixture=None,
+            mixtures={},
         )
         for number, (heads, grid) in enumerate(layers)
     ]
@@ -156,7 +156,7 @@ def test_a_blank_prior_is_drawn_too():
 
 def test_the_mixture_is_the_sum_of_its_kernels_over_the_distance():
     masks = masks_with("gmm:kernels=3,constant=0.7")
-    mixture = masks.layers[1].mixture
+    (mixture,) = masks.layers[1].mixtures.values()
     figure = draw_mixture(masks, "blocks.1.attn")
     assert "a model, gmm:kernels=3,constant=0.7: mixture of layer 2, blocks.1.attn" in words(figure)
     for head, axes in enumerate(figure.axes[:-1]):
@@ -174,6 +174,33 @@ def test_the_mixture_is_the_sum_of_its_kernels_over_the_distance():
     for kernel, dots in enumerate(figure.axes[-1].collections):
         expected = np.stack([np.abs(mixture.sigma[kernel]), mixture.alpha[kernel]], 1)
         assert np.array_equal(dots.get_offsets(), expected)
+    assert_words_are_on_the_page(figure)
+
+
+def test_each_mixture_of_a_composition_has_a_picture():
+    masks = masks_with("gmm:kernels=2+gmm:kernels=3")
+    for part, kernels in (("gmm-1", 2), ("gmm-2", 3)):
+        figure = draw_mixture(masks, 0, part)
+        assert f"a model, gmm:kernels=2+gmm:kernels=3: mixture {part} of layer 1, blocks.0.attn" in words(figure)
+        for kernel, dots in enumerate(figure.axes[-1].collections):
+            assert np.array_equal(dots.get_offsets()[:, 1], masks.layers[0].mixtures[part].alpha[kernel])
+        assert len(figure.axes[-1].collections) == kernels
+    assert "mixture gmm-1 of layer 1" in " ".join(words(draw_mixture(masks, 0)))
+    with pytest.raises(VicinalError, match="unknown part 'gmm-3'"):
+        draw_mixture(masks, 0, "gmm-3")
+
+
+def test_no_two_kernels_have_one_colour_however_many_there_are():
+    figure = draw_mixture(masks_with("gmm:kernels=9"), 0)
+    kernels = figure.axes[0].lines[:9]
+    assert len({line.get_color() for line in kernels}) == 9
+    dots = [tuple(each.get_facecolor()[0]) for each in figure.axes[-1].collections]
+    assert len(set(dots)) == 9
+    assert_words_are_on_the_page(figure)
+    history = PriorHistory((0, 1), {"blocks.0.attn": {"sigma": np.random.default_rng(0).random((2, 16, 3))}})
+    figure = draw_history(history)
+    named = {line.get_color() for line in figure.axes[0].lines if line.get_label().startswith("kernel")}
+    assert len(named) == 16
     assert_words_are_on_the_page(figure)
 
 

@@ -68,9 +68,10 @@ def test_the_mixture_is_the_formula():
     for layer in masks_of(model).layers:
         prior = priors_of(model)[layer.name]
         alpha, sigma = prior.alpha.tolist(), prior.sigma.tolist()
-        assert np.array_equal(layer.mixture.alpha, alpha)
-        assert np.array_equal(layer.mixture.sigma, sigma)
-        assert layer.mixture.constant == 0
+        (mixture,) = layer.mixtures.values()
+        assert np.array_equal(mixture.alpha, alpha)
+        assert np.array_equal(mixture.sigma, sigma)
+        assert mixture.constant == 0
         for head in range(layer.heads):
             for row in range(-3, 4):
                 for column in range(-6, 7):
@@ -79,9 +80,23 @@ def test_the_mixture_is_the_formula():
                         alpha[kernel][head] * math.exp(-(distance**2) / (2 * (sigma[kernel][head] ** 2 + 1e-5)))
                         for kernel in range(3)
                     ]
-                    found = layer.mixture.kernels_at(np.array([distance]))[:, head, 0]
+                    found = mixture.kernels_at(np.array([distance]))[:, head, 0]
                     assert found == pytest.approx(kernels, rel=1e-12)
                     assert layer.scale[head, row + 3, column + 6] == pytest.approx(sum(kernels), abs=1e-5)
+
+
+def test_every_mixture_of_a_composition_is_there_and_the_scale_is_their_product():
+    model = model_with("gmm:kernels=2,constant=0.5+gmm:kernels=3")
+    for layer in masks_of(model).layers:
+        assert {part: each.alpha.shape[0] for part, each in layer.mixtures.items()} == {"gmm-1": 2, "gmm-2": 3}
+        product = np.ones(layer.heads)
+        for part, each in zip(priors_of(model)[layer.name].parts, layer.mixtures.values(), strict=True):
+            assert np.array_equal(each.sigma, part.sigma.tolist())
+            product *= each.constant + each.kernels_at(np.array([math.hypot(1, 2)]))[..., 0].sum(0)
+        assert layer.scale[:, 3 + 1, 6 + 2] == pytest.approx(product, rel=1e-4, abs=1e-5)
+    stored = masks_of(model).as_dict()["layers"][0]
+    assert stored["constants"] == {"gmm-1.constant": 0.5, "gmm-2.constant": 1.0}
+    assert masks_of(model_with("rpe")).layers[0].mixtures == {}
 
 
 @pytest.mark.parametrize("logit", [1.0, -0.5, 3.0])
@@ -187,6 +202,8 @@ def test_bad_input_is_told():
         masks_of(model).index("blocks.7.attn")
     with pytest.raises(VicinalError, match="logit is a number, such as 1, given nan"):
         masks_of(model, logit=math.nan)
+    with pytest.raises(VicinalError, match=r"logit is so large, 1e\+308, that the prior of blocks.0.attn times it"):
+        masks_of(model_with("gmm:init=spread"), logit=1e308)
     next(iter(priors_of(model).values())).flat_alpha.data.fill_(math.nan)
     with pytest.raises(
         VicinalError, match=r"the prior of blocks.0.attn is not finite; train again with a lower --prior"

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from PIL import Image
 import vicinal
 from vicinal.analysis.erf import ReceptiveField
 from vicinal.cli.main import main
+from vicinal.cli.subjects import subjects_of
 
 TIMM = ["--timm", "vit_tiny_patch16_224", "--img-size", "64", "--random-weights"]
 
@@ -36,10 +40,18 @@ def said(capsys, *words):
     return capsys.readouterr().err
 
 
-def test_help_names_every_instrument_and_loads_nothing(capsys):
-    assert main(["analyze", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"\n  {name} " in out for name in ("erf", "fit", "masks", "attention"))
+def test_help_names_every_instrument_and_loads_nothing_heavy(capsys):
+    code = (
+        "import sys; from vicinal.cli.main import main\n"
+        "for words in ([], ['erf'], ['fit'], ['masks'], ['attention']):\n"
+        "    try: main(['analyze', *words, '--help'])\n"
+        "    except SystemExit: pass\n"
+        "heavy = {'torch', 'timm', 'datasets', 'scipy', 'sklearn', 'matplotlib', 'PIL'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(f"\n  {name} " in done.stdout for name in ("erf", "fit", "masks", "attention"))
     assert "did you mean 'erf'" in said(capsys, "erff", "runs/x")
 
 
@@ -73,8 +85,10 @@ def test_erf_compares_positions_and_models(run, photos, tmp_path, capsys):
         "erf.json",
         *(f"erf-gmm-vit-micro-{each}-positions.{ending}" for each in ("trained", "zero") for ending in ("png", "npz")),
     }
-    assert main(["analyze", "erf", *TIMM, "--images", f"folder:{photos}", "--out", str(tmp_path / "b")]) == 0
+    alone = ["analyze", "erf", *TIMM, "--images", f"folder:{photos}", "--out", str(tmp_path / "a")]
+    assert main(alone) == 0
     assert "mean of 3 images" in capsys.readouterr().out
+    assert {file.name for file in (tmp_path / "a").iterdir()} == {"erf.png", "erf.npz", "erf.json"}  # none from before
 
 
 def test_fit_writes_table_and_pictures(run, tmp_path, capsys):
@@ -96,24 +110,43 @@ def test_masks_are_drawn_with_their_history(run, capsys):
     assert main(["analyze", "masks", str(run.folder)]) == 0
     assert "masks.png, convolution.png, mixture-blocks.0.attn.png" in capsys.readouterr().out
     names = {file.name for file in (run.folder / "analysis").iterdir()}
-    assert {"masks.csv", "masks.json", "options.csv", "history.png", "mixture-blocks.3.attn.png"} <= names
+    assert {"masks.csv", "masks.json", "options.csv", "history.png", "convolution.png"} <= names
+    # The last layer's patches reach no output, so its mixture stays zero.
+    assert {name for name in names if name.startswith("mixture")} == {
+        "mixture-blocks.0.attn.png",
+        "mixture-blocks.2.attn.png",
+    }
     with open(run.folder / "analysis" / "options.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["layer"] == "blocks.0.attn" and row["option"] == "sigma"]
     sigma = run.model().blocks[0].attn.prior.sigma.flatten().tolist()
     assert sorted(float(row["value"]) for row in rows) == pytest.approx(sorted(sigma), rel=1e-5)
 
 
-def test_attention_measures_heads_and_draws_pictures(run, photos, tmp_path, capsys):
-    assert main(["analyze", "attention", str(run.folder), "--count", "5", "--pictures", "2", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["images"] == 5
-    folder = run.folder / "analysis"
-    names = {file.name for file in folder.iterdir()}
-    assert {"attention.png", "attention.csv", "attention.json", "maps.csv", "rollout.png"} <= names
-    assert len([name for name in names if name.startswith("maps-")]) == 2
-    words = ["attention", *TIMM, "--images", str(photos), "--layers", "-1", "--heads", "0", "2", "--query", "1", "3"]
-    assert main(["analyze", *words, "--out", str(tmp_path)]) == 0
-    assert {f"maps-{number}.png" for number in range(3)} <= {file.name for file in tmp_path.iterdir()}
+def test_runs_of_one_name_are_told_apart_by_the_folders_above(photos, tmp_path, capsys, monkeypatch):
+    for place in ("a/x", "b/x"):
+        vicinal.save(vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=1), tmp_path / place)
+    monkeypatch.chdir(tmp_path)
+    runs = ["a/x", "b/x", str(tmp_path / "a" / "x")]
+    places = {
+        "a/x (vit-micro)": "a-x-vit-micro",
+        "b/x (vit-micro)": "b-x-vit-micro",
+        "a/x (vit-micro) (2)": "a-x-vit-micro-2",
+    }
+    look = ["--images", str(photos), "--count", "1", "--pictures", "0"]
+    cases = {"attention": (look, {"attention.png"}), "fit": (["--heads", "mean"], set())}
+    for instrument, (words, beside) in cases.items():
+        assert main(["analyze", instrument, *runs, *words, "--json", "--out", instrument]) == 0
+        assert [each["model"] for each in json.loads(capsys.readouterr().out)] == list(places)
+        assert {file.name for file in (tmp_path / instrument).iterdir()} == {*places.values(), *beside}
+        for name, place in places.items():
+            assert json.loads((tmp_path / instrument / place / f"{instrument}.json").read_text())["model"] == name
+    monkeypatch.chdir(tmp_path / "a" / "x")
+    named = {each: subjects_of([each], [], [], False, "cpu")[0].name for each in (".", "../../b/x", "../x/")}
+    assert named == dict.fromkeys(named, "x (vit-micro)")
+    several = subjects_of([".", "../../b/x"], ["deit_tiny_patch16_224"] * 2, [], True, "cpu")
+    assert [each.name for each in several] == [
+        *("a/x (vit-micro)", "b/x (vit-micro)", "deit_tiny_patch16_224", "deit_tiny_patch16_224 (2)"),
+    ]
 
 
 def test_unreadable_pictures_are_named_and_the_rest_is_measured(photos, tmp_path, capsys):
@@ -126,6 +159,9 @@ def test_unreadable_pictures_are_named_and_the_rest_is_measured(photos, tmp_path
     assert "without what could not be read" in message
     assert "broken.png" in message
     assert ReceptiveField.load(tmp_path / "out" / "erf.npz").images == 3
+    (tmp_path / "mixed" / "broken.png").rename(tmp_path / "mixed" / "-first.png")
+    assert "-first.png" in said(capsys, *words, "--count", "1")
+    assert ReceptiveField.load(tmp_path / "out" / "erf.npz").images == 1  # the next one that can be read
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "broken.png").write_bytes(b"no picture")
     assert "none of the pictures can be read" in said(
@@ -144,7 +180,43 @@ def test_bad_words_are_short_messages(run, photos, tmp_path, capsys, monkeypatch
     assert "there is no file or folder nowhere" in said(
         capsys, "erf", *TIMM, "--images", "folder:nowhere", "--out", "a"
     )
-    assert "layer" in said(capsys, "erf", run.folder, "--layer", "99")
-    assert "layer" in said(capsys, "fit", run.folder, "--layers", "blocks.99")
+    assert "Vit has no layer 99: it has 4 blocks" in said(capsys, "erf", run.folder, "--layer", "99")
+    assert "unknown layer 'blocks.99'; did you mean 'blocks.3.attn'?" in said(
+        capsys, "fit", run.folder, "--layers", "blocks.99"
+    )
+    assert "unknown layer '\u00b2'" in said(capsys, "fit", run.folder, "--layers", "\u00b2")
     assert "--count and --batch-size are at least 1" in said(capsys, "attention", run.folder, "--count", "0")
-    assert "unknown" in said(capsys, "erf", *TIMM, "--images", "cifar1", "--out", "a")
+    assert "--seed is a whole number from 0" in said(capsys, "attention", run.folder, "--seed", "-1")
+    assert "unknown dataset 'cifar1'; did you mean 'cifar10'?" in said(
+        capsys, "erf", *TIMM, "--images", "cifar1", "--out", "a"
+    )
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_cannot_be_written_is_a_short_message(run, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    for instrument, where in (("fit", "file"), ("masks", "file/x"), ("attention", "file/x/y")):
+        message = said(capsys, instrument, run.folder, "--out", tmp_path / where)
+        assert message == (
+            f"vicinal: cannot write {tmp_path / where}: Not a directory; give another folder with --out\n"
+        )
+    (tmp_path / "masks" / "masks.csv").mkdir(parents=True)
+    message = said(capsys, "masks", run.folder, "--out", tmp_path / "masks")
+    assert f"cannot write {tmp_path / 'masks' / 'masks.csv'}: " in message
+    (tmp_path / "fit").mkdir()
+    (tmp_path / "fit" / "gmm-vit-micro").write_text("")
+    few = ["--layers", "0", "--heads", "mean"]
+    message = said(capsys, "fit", run.folder, run.folder, *few, "--out", tmp_path / "fit")
+    assert message.endswith("gmm-vit-micro: File exists; give another folder with --out\n")
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_anything_is_measured(run, tmp_path, capsys, monkeypatch):
+    def refuse(*arguments, **options):
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)  # root may write anywhere
+    for instrument in ("erf", "fit", "masks", "attention"):
+        message = said(
+            capsys, instrument, run.folder, "--layers" if instrument != "erf" else "--layer", "99", "--out", tmp_path
+        )
+        assert message == f"vicinal: cannot write {tmp_path}: Permission denied; give another folder with --out\n"

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vicinal.analysis.masks import Masks
 from vicinal.analysis.tiles import Sheet, draw_sheets, same_heads
-from vicinal.errors import VicinalError
+from vicinal.errors import VicinalError, unknown
 from vicinal.training.prior_log import PriorHistory
 
 if TYPE_CHECKING:
@@ -84,37 +84,42 @@ def draw_kernels(masks: Masks) -> "Figure":
     return draw_sheets([Sheet(title, pictures, scale, "viridis", "attention (mean patch = 1)")])
 
 
-def draw_mixture(masks: Masks, layer: int | str) -> "Figure":
+def draw_mixture(masks: Masks, layer: int | str, part: str | None = None) -> "Figure":
     """The Gaussian mixture of a layer and its kernels over the distance, head by head; and every kernel in one place.
 
     Args:
         masks: of a model with `gmm`.
         layer: name or index, from 0.
+        part: which one of a layer that has several, such as `gmm-2` of `gmm+gmm`; the first by default.
     """
     from matplotlib.figure import Figure
 
     number = masks.index(layer)
     chosen = masks.layers[number]
-    mixture = chosen.mixture
-    if mixture is None:
+    if not chosen.mixtures:
         raise VicinalError(
             f"{chosen.name} carries {chosen.prior}, which is no mixture of Gaussians; draw_masks shows it, and "
             "`vicinal analyze fit --kernels 5` fits mixtures to it"
         )
+    part = next(iter(chosen.mixtures)) if part is None else part
+    if part not in chosen.mixtures:
+        raise unknown("part", part, chosen.mixtures)
+    mixture = chosen.mixtures[part]
     kernels, heads = mixture.alpha.shape
     if same_heads(np.concatenate([mixture.alpha, mixture.sigma]).T):
         heads = 1
     across = min(4, heads)
     size = 2.2 * across + 4.2, max(3.6, 1.75 * math.ceil(heads / across) + 1.2)
     figure = Figure(figsize=size, layout="constrained")
-    title = f"{masks.model}, {chosen.prior}: mixture of layer {number + 1}, {chosen.name}"
+    what = "mixture" if len(chosen.mixtures) == 1 else f"mixture {part}"
+    title = f"{masks.model}, {chosen.prior}: {what} of layer {number + 1}, {chosen.name}"
     figure.suptitle(_wrapped(title, size[0]), fontsize=10, parse_math=False)
     parts: Any = figure.subfigures(1, 2, width_ratios=(2.2 * across + 0.4, 3.8))
     distance = np.linspace(0, math.hypot(chosen.grid.height - 1, chosen.grid.width - 1), 200)
-    curves = mixture.kernels_at(distance)
+    curves, colours = mixture.kernels_at(distance), _colours(kernels)
     for head, axes in enumerate(_panels(parts[0], heads, across)):
         for kernel in range(kernels):
-            axes.plot(distance, curves[kernel, head], color=_colour(kernel), linewidth=1.2)
+            axes.plot(distance, curves[kernel, head], color=colours[kernel], linewidth=1.2)
         axes.plot(distance, mixture.constant + curves[:, head].sum(0), color="black", linewidth=1.8)
         axes.axhline(mixture.constant, color="gray", linewidth=0.8, linestyle=":")
         axes.set_title(f"head {head + 1}" if heads > 1 else "all heads", fontsize=9)
@@ -123,7 +128,7 @@ def draw_mixture(masks: Masks, layer: int | str) -> "Figure":
     (axes,) = _panels(parts[1], 1, 1)
     for kernel in range(kernels):
         widths = np.abs(mixture.sigma[kernel, :heads])  # the sign changes nothing
-        axes.scatter(widths, mixture.alpha[kernel, :heads], color=_colour(kernel), s=18, label=f"kernel {kernel + 1}")
+        axes.scatter(widths, mixture.alpha[kernel, :heads], color=colours[kernel], s=18, label=f"kernel {kernel + 1}")
     axes.plot([], [], color="black", linewidth=1.8, label="the mixture")
     axes.plot([], [], color="gray", linewidth=0.8, linestyle=":", label=f"constant, {mixture.constant:g}")
     axes.axhline(0, color="gray", linewidth=0.7)
@@ -150,6 +155,8 @@ def draw_history(history: PriorHistory, *, model: str = "") -> "Figure":
             # One kernel where there are none. The sign of a width changes nothing.
             by_kernel = values if values.ndim == 3 else values[:, None]
             options.setdefault(option, {})[layer] = np.abs(by_kernel) if option.endswith("sigma") else by_kernel
+    kernels = max(values.shape[1] for layers in options.values() for values in layers.values())
+    colours = _colours(kernels)
     across = min(ACROSS, max(map(len, options.values())))
     heights = [0.75 + 1.5 * math.ceil(len(layers) / across) for layers in options.values()]
     size = max(5.0, 1.0 + 1.9 * across), sum(heights) + 0.8
@@ -160,16 +167,14 @@ def draw_history(history: PriorHistory, *, model: str = "") -> "Figure":
     for part, (option, layers) in zip(parts, options.items(), strict=True):
         for axes, (layer, values) in zip(_panels(part, len(layers), across), layers.items(), strict=True):
             for kernel in range(values.shape[1]):
-                colour = _colour(kernel)
-                axes.plot(history.epochs, values[:, kernel], color=colour, linewidth=0.6, alpha=0.4)
-                axes.plot(history.epochs, values[:, kernel].mean(1), color=colour, linewidth=1.8)
+                axes.plot(history.epochs, values[:, kernel], color=colours[kernel], linewidth=0.6, alpha=0.4)
+                axes.plot(history.epochs, values[:, kernel].mean(1), color=colours[kernel], linewidth=1.8)
             axes.set_title(layer, fontsize=8, parse_math=False)
         unit = UNITS.get(option.rpartition(".")[2])
         part.supylabel(f"{option}, {unit}" if unit else option, fontsize=9)
     part.supxlabel("epoch", fontsize=9)
-    kernels = max(values.shape[1] for layers in options.values() for values in layers.values())
     for kernel in range(kernels if kernels > 1 else 0):
-        axes.plot([], [], color=_colour(kernel), linewidth=1.8, label=f"kernel {kernel + 1}")
+        axes.plot([], [], color=colours[kernel], linewidth=1.8, label=f"kernel {kernel + 1}")
     if kernels > 1:
         figure.legend(loc="outside lower center", ncols=min(kernels, int(size[0] / 1.4)), fontsize=8)
     return figure
@@ -197,5 +202,11 @@ def _wrapped(title: str, width: float) -> str:
     return textwrap.fill(title, round(13 * width))
 
 
-def _colour(kernel: int) -> str:
-    return LINES[kernel % len(LINES)]
+def _colours(kernels: int) -> Sequence[str]:
+    """One for each kernel, all different: more than there are `LINES` for go from dark to light."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if kernels <= len(LINES):
+        return LINES
+    return [to_hex(colormaps["viridis"](place)) for place in np.linspace(0, 0.92, kernels)]

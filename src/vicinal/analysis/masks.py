@@ -75,8 +75,8 @@ class LayerMask:
     """The equivalent convolution kernel: `(heads, h, w)`, of sum 1 for each head."""
     options: Mapping[str, NDArray[Any]]
     """What the prior learned, if it is not a free table: `(heads,)` or `(kernels, heads)`."""
-    mixture: Mixture | None
-    """Of `gmm`, alone or in a composition."""
+    mixtures: Mapping[str, Mixture]
+    """Of `gmm`: alone under the name `""`, in a composition under that of the part, such as `gmm` or `gmm-2`."""
 
     @property
     def heads(self) -> int:
@@ -152,7 +152,7 @@ def masks_of(model: nn.Module, *, name: str | None = None, logit: float = 1.0) -
     >>> from vicinal.analysis.masks import masks_of
     >>> masks = masks_of(vicinal.create_model("vit-micro", prior="gmm:kernels=3", img_size=(32, 48)))
     >>> layer = masks.layers[0]
-    >>> layer.name, layer.scale.shape, layer.convolution.shape, layer.mixture.sigma.shape
+    >>> layer.name, layer.scale.shape, layer.convolution.shape, layer.mixtures[""].sigma.shape
     ('blocks.0.attn', (4, 15, 23), (4, 8, 12), (3, 4))
 
     Args:
@@ -182,8 +182,9 @@ def _layer(name: str, prior: Prior, logit: float) -> LayerMask:
     scale, bias = seen
     logits = logit * (torch.ones(prior.heads, height, width, dtype=torch.float64) if scale is None else scale)
     logits = logits if bias is None else logits + bias
+    if not bool(logits.isfinite().all()):
+        raise VicinalError(f"logit is so large, {logit:g}, that the prior of {name} times it is no number; give less")
     shown = values if prior.per_offset else seen
-    mixtures = [part for part in parts_of(prior).values() if isinstance(part, GaussianMixture)]
     return LayerMask(
         name=name,
         prior=prior.spec or type(prior).__name__,
@@ -193,7 +194,11 @@ def _layer(name: str, prior: Prior, logit: float) -> LayerMask:
         bias=None if shown[1] is None else _double(shown[1]),
         convolution=_double(logits.flatten(1).softmax(1).view_as(logits)),
         options=readable_options(prior),
-        mixture=_mixture(mixtures[0]) if len(mixtures) == 1 else None,
+        mixtures={
+            part: Mixture(float(its.constant), _double(its.alpha), _double(its.sigma))
+            for part, its in parts_of(prior).items()
+            if isinstance(its, GaussianMixture)
+        },
     )
 
 
@@ -206,10 +211,6 @@ def _from_centre(values: Tensor, prior: Prior) -> Tensor:
     return values[:, row * width + column].view(-1, height, width)
 
 
-def _mixture(prior: GaussianMixture) -> Mixture:
-    return Mixture(float(prior.constant), _double(prior.alpha), _double(prior.sigma))
-
-
 def _as_dict(layer: LayerMask) -> dict[str, Any]:
     return {
         "name": layer.name,
@@ -220,7 +221,9 @@ def _as_dict(layer: LayerMask) -> dict[str, Any]:
         "bias": None if layer.bias is None else layer.bias.tolist(),
         "centre": list(layer.centre),
         "convolution": layer.convolution.tolist(),
-        "constant": None if layer.mixture is None else layer.mixture.constant,
+        "constants": {
+            f"{part}.constant" if part else "constant": mixture.constant for part, mixture in layer.mixtures.items()
+        },
         "options": {option: values.tolist() for option, values in layer.options.items()},
     }
 

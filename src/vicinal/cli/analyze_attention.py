@@ -1,21 +1,39 @@
 """`vicinal analyze attention`: where a model looks."""
 
-import itertools
 import json as json_
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from vicinal.cli.pictures import as_seen
-from vicinal.cli.subjects import Look, Subject, as_file_name, folder_for, subjects_of
+from vicinal.cli.subjects import Look, Subject, as_file_name, distinct, folder_for, places_for, subjects_of, writing
 from vicinal.errors import VicinalError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch import Tensor
 
+    from vicinal.analysis.attention_maps import AttentionMap
+
 __all__ = ["run"]
+
+TABLES = ("attention.csv", "attention.json", "maps.csv", "rollout.csv")
+PICTURES = ("attention.png", "maps-*.png", "rollout.png")
+
+
+@dataclass
+class _Maps:
+    """What is drawn over some pictures."""
+
+    names: list[str] = field(default_factory=list)
+    """Of the pictures."""
+    tables: "dict[str, Sequence[AttentionMap]]" = field(default_factory=dict)
+    """By the names of their files, as are the figures."""
+    figures: "dict[str, Figure]" = field(default_factory=dict)
 
 
 def attention(
@@ -29,7 +47,9 @@ def attention(
     pictures: int = 4,
     layers: tuple[int, ...] = (),
     heads: tuple[int, ...] = (),
-    query: tuple[int, int] | None = None,
+    query: Annotated[
+        Literal["class", "mean"] | tuple[int, int] | None, tyro.conf.arg(metavar="class|mean|ROW COL")
+    ] = None,
     img_size: tuple[int, ...] = (),
     batch_size: int = 32,
     seed: int = 0,
@@ -40,8 +60,8 @@ def attention(
     """Where a model looks: how far and how widely each head does, and maps over pictures.
 
     Writes attention.png, .csv and .json: mean distance and entropy of every head of every layer; for some pictures
-    maps-PICTURE.png and maps.csv; and rollout.png, attention through all layers. Of several models, a folder each,
-    and attention.png compares them.
+    maps-PICTURE.png and maps.csv; and rollout.png and .csv, attention through all layers. Of several models, a folder
+    each, and attention.png compares them.
 
     Args:
         runs: folders of runs or of saved models, or hf-hub:owner/name; several are compared.
@@ -52,14 +72,15 @@ def attention(
         data_dir: where a Parquet copy of the set is, in place of the Hub; by default where the run had it.
         count: how many images to measure distance and entropy on.
         pictures: for how many of them maps are drawn.
-        layers: indices of layers to draw maps of, negative from the end; all, as means over heads, by default.
+        layers: indices of layers to draw maps of and to roll out, negative from the end; all, with maps as means over
+            heads, by default. In a model of several grids, a rollout takes layers of one.
         heads: indices of heads to draw; all of them, where --layers is given, by default.
-        query: row and column of the patch whose attention is drawn; by default the class token, or the mean over
-            patches.
+        query: whose attention is drawn: class, for the class token's; mean, for that of all patches; or row and column
+            of a patch, from 0. By default what the model classifies by.
         img_size: pixels, or height and width, for a model at another size than its own.
         batch_size: images at a time, which bounds the memory.
         seed: of the choice of images.
-        out: folder to write to; the run's folder analysis by default. Files there are replaced.
+        out: folder to write to; the run's folder analysis by default. What an earlier call wrote there is replaced.
         json: print distance and entropy as JSON.
         device: auto is a GPU where there is one.
     """
@@ -71,24 +92,61 @@ def attention(
 
     from vicinal.analysis.attention import attention_statistics
     from vicinal.analysis.attention_drawing import draw_statistics
+    from vicinal.analysis.attention_maps import write_maps
 
+    # Maps are of few images: what is wrong with layers, heads or the query shows before all of them are measured.
+    drawn = [_maps(subject, look, pictures, layers, heads, query) if pictures else _Maps() for subject in subjects]
     found = []
     for subject in subjects:
-        place = folder if len(subjects) == 1 else folder / as_file_name(subject.name)
-        place.mkdir(exist_ok=True)
-        names, shown = _first(look, subject, pictures)
         batches = (tensors for _, tensors in look.batches(subject))
-        statistics = attention_statistics(subject.model, batches, name=subject.name, batch_size=batch_size)
-        statistics.write_csv(place / "attention.csv")
-        statistics.write_json(place / "attention.json")
-        found.append(statistics)
-        if pictures:
-            _draw_maps(subject, names, shown, layers, heads, query, place)
-        if not json:
-            print(statistics.table() + "\n")
-    draw_statistics(*found).savefig(folder / "attention.png", dpi=130)
-    print(json_.dumps([each.as_dict() for each in found]) if json else f"wrote to {folder}")
+        found.append(attention_statistics(subject.model, batches, name=subject.name, batch_size=batch_size))
+    compared = draw_statistics(*found)
+    places = places_for(subjects, folder)
+    with writing([folder, *places], *TABLES, *PICTURES):
+        compared.savefig(folder / "attention.png", dpi=130)
+        for statistics, maps, place in zip(found, drawn, places, strict=True):
+            statistics.write_csv(place / "attention.csv")
+            statistics.write_json(place / "attention.json")
+            for stem, table in maps.tables.items():
+                write_maps(table, place / f"{stem}.csv", maps.names)
+            for stem, figure in maps.figures.items():
+                figure.savefig(place / f"{stem}.png", dpi=130)
+    if json:
+        print(json_.dumps([each.as_dict() for each in found]))
+    else:
+        print("\n\n".join([*(each.table() for each in found), f"wrote to {folder}"]))
     look.complain()
+
+
+def _maps(
+    subject: Subject,
+    look: Look,
+    count: int,
+    layers: Sequence[int],
+    heads: Sequence[int],
+    query: Literal["class", "mean"] | tuple[int, int] | None,
+) -> _Maps:
+    """Maps and a rollout of the first images."""
+    from vicinal.analysis.attention_drawing import draw_maps, draw_rollout
+    from vicinal.analysis.attention_maps import attention_maps
+    from vicinal.analysis.rollout import rollout
+
+    names, images = _first(look, subject, count)
+    asked: dict[str, Any] = {"layers": list(layers) or None, "query": query, "name": subject.name}
+    chosen: Any = list(heads) or (None if layers else "mean")
+    maps = attention_maps(subject.model, images, heads=chosen, batch_size=look.batch_size, **asked)
+    seen = as_seen(images, subject.preprocessing)
+    found = _Maps(names, {"maps": maps})
+    for number, (name, picture) in enumerate(zip(names, seen, strict=True)):
+        found.figures[f"maps-{as_file_name(name)}"] = draw_maps(maps, picture, image=number)
+    try:
+        rolled = rollout(subject.model, images, batch_size=look.batch_size, **asked)
+    except VicinalError as error:
+        print(f"no rollout of {subject.name}: {error}", file=sys.stderr)
+        return found
+    found.tables["rollout"] = [rolled]
+    found.figures["rollout"] = draw_rollout(rolled, seen, names)
+    return found
 
 
 def _first(look: Look, subject: Subject, count: int) -> "tuple[list[str], Tensor]":
@@ -102,39 +160,7 @@ def _first(look: Look, subject: Subject, count: int) -> "tuple[list[str], Tensor
         tensors.append(images)
         if len(names) >= count:
             break
-    return names[:count], torch.cat(tensors)[:count]
-
-
-def _draw_maps(
-    subject: Subject,
-    names: Sequence[str],
-    images: "Tensor",
-    layers: Sequence[int],
-    heads: Sequence[int],
-    query: tuple[int, int] | None,
-    folder: Path,
-) -> None:
-    from vicinal.analysis.attention_drawing import draw_maps, draw_rollout
-    from vicinal.analysis.attention_maps import attention_maps, write_maps
-    from vicinal.analysis.rollout import rollout
-
-    chosen: Any = list(heads) or (None if layers else "mean")
-    wanted: Any = list(layers) or (lambda *_: True)
-    maps = attention_maps(subject.model, images, layers=wanted, heads=chosen, query=query, name=subject.name)
-    write_maps(maps, folder / "maps.csv")
-    seen = as_seen(images, subject.preprocessing)
-    taken = set()
-    for number, (name, picture) in enumerate(zip(names, seen, strict=True)):
-        stems = (as_file_name(Path(name).stem) + ("" if n == 1 else f"-{n}") for n in itertools.count(1))
-        stem = next(each for each in stems if each not in taken)
-        taken.add(stem)
-        draw_maps(maps, picture, image=number).savefig(folder / f"maps-{stem}.png", dpi=130)
-    try:
-        rolled = rollout(subject.model, images, query=query, name=subject.name)
-    except VicinalError as error:
-        print(f"no rollout of {subject.name}: {error}")
-        return
-    draw_rollout(rolled, seen, [Path(name).name for name in names]).savefig(folder / "rollout.png", dpi=130)
+    return distinct(names[:count]), torch.cat(tensors)[:count]
 
 
 def run(words: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vicinal.cli.subjects import Look, as_file_name, folder_for, subjects_of
+from vicinal.cli.subjects import Look, as_file_name, folder_for, layer_of, subjects_of, writing
 from vicinal.errors import VicinalError
 
 __all__ = ["run"]
@@ -54,7 +54,7 @@ def erf(
         img_size: pixels, or height and width, for a model at another size than its own.
         batch_size: images in one backward pass, which bounds the memory.
         seed: of the choice of images, and of random positions.
-        out: folder to write to; the run's folder analysis by default. Files there are replaced.
+        out: folder to write to; the run's folder analysis by default. What an earlier call wrote there is replaced.
         json: print everything as JSON.
         device: auto is a GPU where there is one.
     """
@@ -69,11 +69,11 @@ def erf(
 
     found: dict[str, ReceptiveField] = {}
     for subject in subjects:
-        for each in positions:
+        for each in dict.fromkeys(positions):
             field = receptive_field(
                 subject.model,
                 (tensors for _, tensors in look.batches(subject)),
-                layer=_layer(layer),
+                layer=None if layer is None else layer_of(layer),
                 at=at,
                 mode=mode,
                 positions=each,
@@ -81,28 +81,22 @@ def erf(
                 batch_size=batch_size,
             )
             label = subject.name if len(positions) == 1 else f"{subject.name}, {each} positions"
-            label = label if label not in found else f"{label} ({len(found) + 1})"
             found[label] = dataclasses.replace(field, model=subject.name)
-    for label, field in found.items():
-        stem = "erf" if len(found) == 1 else f"erf-{as_file_name(label)}"
-        field.save(folder / f"{stem}.npz")
-        draw_field(field).savefig(folder / f"{stem}.png", dpi=130)
+    stems = {label: "erf" if len(found) == 1 else f"erf-{as_file_name(label)}" for label in found}
+    figures = {stems[label]: draw_field(field) for label, field in found.items()}
     if len(found) > 1:
-        draw_fields(found).savefig(folder / "erf.png", dpi=130)
+        figures["erf"] = draw_fields(found)
     documents = [{"label": label, **field.as_dict()} for label, field in found.items()]
-    (folder / "erf.json").write_text(json_.dumps(documents, indent=1) + "\n")
+    with writing([folder], "erf.png", "erf.npz", "erf.json", "erf-*.png", "erf-*.npz"):
+        for label, field in found.items():
+            field.save(folder / f"{stems[label]}.npz")
+        for stem, figure in figures.items():
+            figure.savefig(folder / f"{stem}.png", dpi=130)
+        (folder / "erf.json").write_text(json_.dumps(documents, indent=1) + "\n")
     print(json_.dumps(documents) if json else _table(documents))
     if not json:
         print(f"\nwrote {folder}/erf.png, .npz and .json")
     look.complain()
-
-
-def _layer(layer: str | None) -> int | str | None:
-    """A number is an index, anything else a name."""
-    try:
-        return None if layer is None else int(layer)
-    except ValueError:
-        return layer
 
 
 def _table(documents: Sequence[dict[str, Any]]) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vicinal.cli.subjects import folder_for, subjects_of
+from vicinal.cli.subjects import folder_for, layer_of, places_for, subjects_of, writing
 
 __all__ = ["run"]
 
@@ -38,7 +38,7 @@ def fit(
         view: around the centre patch, or all offsets up to those from corner to corner.
         layers: indices, negative from the end, or names; all by default.
         img_size: pixels, or height and width, for a model at another size than its own.
-        out: folder to write to; the run's folder analysis by default. Files there are replaced.
+        out: folder to write to; the run's folder analysis by default. What an earlier call wrote there is replaced.
         json: print everything as JSON.
     """
     subjects = subjects_of(runs, timm, img_size, random_weights, "cpu")
@@ -54,23 +54,24 @@ def fit(
             kernels=kernels,
             per_head=heads == "each",
             view=view,
-            layers=[int(each) if each.lstrip("-").isdigit() else each for each in layers] or None,
+            layers=[layer_of(each) for each in layers] or None,
             img_size=subject.size,
         )
         for subject in subjects
     ]
-    for report in reports:
-        place = folder if len(reports) == 1 else folder / report.model
-        place.mkdir(exist_ok=True)
-        report.write_json(place / "fit.json")
-        report.write_csv(place / "fit.csv")
-        draw_fits(report).savefig(place / "fit.png", dpi=130)
-        if kernels:
-            draw_kernels(report).savefig(place / "kernels.png", dpi=130)
-        if not json:
-            print(f"{report.table()}\n\nwrote {place}/fit.png, .csv and .json{' and kernels.png' if kernels else ''}")
+    figures = [{"fit": draw_fits(each), **({"kernels": draw_kernels(each)} if kernels else {})} for each in reports]
+    places = places_for(subjects, folder)
+    with writing([folder, *places], "fit.json", "fit.csv", "fit.png", "kernels.png"):
+        for report, drawn, place in zip(reports, figures, places, strict=True):
+            report.write_json(place / "fit.json")
+            report.write_csv(place / "fit.csv")
+            for name, figure in drawn.items():
+                figure.savefig(place / f"{name}.png", dpi=130)
     if json:
         print(json_.dumps([report.as_dict() for report in reports]))
+        return
+    for report, place in zip(reports, places, strict=True):
+        print(f"{report.table()}\n\nwrote {place}/fit.png, .csv and .json{' and kernels.png' if kernels else ''}")
 
 
 def run(words: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The pictures that a user names on the command line: files, folders, or a set of images."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,23 +41,40 @@ def search(images: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def batches(
-    files: Sequence[Path], preprocessing: "Preprocessing", batch_size: int, problems: list[str]
+    files: Sequence[Path],
+    preprocessing: "Preprocessing",
+    batch_size: int,
+    problems: list[str],
+    count: int | None = None,
 ) -> Iterator[tuple[list[str], "Tensor"]]:
-    """Names and pictures that can be read, as the model takes them; what is wrong with others joins `problems`."""
+    """Names and pictures that can be read, as the model takes them; what is wrong with others joins `problems`.
+
+    Args:
+        files: of pictures.
+        preprocessing: of the model.
+        batch_size: pictures at a time.
+        problems: a list that grows.
+        count: how many pictures, at most; all by default.
+    """
     import torch
 
+    readable = itertools.islice(_readable(files, preprocessing, problems), count)
+    while some := list(itertools.islice(readable, batch_size)):
+        yield [name for name, _ in some], torch.stack([picture for _, picture in some])
+
+
+def _readable(
+    files: Sequence[Path], preprocessing: "Preprocessing", problems: list[str]
+) -> Iterator[tuple[str, "Tensor"]]:
     from vicinal.data import decode, evaluation_tensor
 
-    names, tensors = [], []
-    for position, file in enumerate(files, start=1):
+    for file in files:
         try:
-            tensors.append(evaluation_tensor(decode(file, str(file), preprocessing.channels), preprocessing))
-            names.append(str(file))
+            picture = evaluation_tensor(decode(file, str(file), preprocessing.channels), preprocessing)
         except VicinalError as error:
             problems.append(str(error))
-        if names and (len(names) == batch_size or position == len(files)):
-            yield names, torch.stack(tensors)
-            names, tensors = [], []
+        else:
+            yield str(file), picture
 
 
 def of_set(
