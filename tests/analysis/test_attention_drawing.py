@@ -133,6 +133,7 @@ def test_no_two_models_look_the_same():
     assert [(each.get_color(), each.get_marker()) for each in dots] == [
         (each.get_color(), each.get_marker()) for each in models
     ]
+    assert all(round(place) == 1 for each in dots for place in each.get_xdata())  # in the place of the first layer
     means = [line for line in figure.axes[1].lines if line.get_marker() == "" and line.get_color() != "gray"]
     assert len({(line.get_color(), line.get_linestyle()) for line in means}) == 16
 

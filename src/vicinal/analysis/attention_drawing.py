@@ -215,7 +215,8 @@ def draw_statistics(*statistics: AttentionStatistics) -> "Figure":
     for number, each in enumerate(statistics):
         look = _look(number)
         layers = np.array([layer.layer for layer in each.layers])
-        beside = layers + 0.16 * (number - (len(statistics) - 1) / 2)  # so that models do not hide each other
+        apart = min(0.16, 0.8 / len(statistics))  # so that models do not hide each other, nor come to another layer
+        beside = layers + apart * (number - (len(statistics) - 1) / 2)
         _heads(far, beside, [layer.distance_pixels for layer in each.layers], look)
         _heads(wide, beside, [layer.relative_entropy for layer in each.layers], look)
         far.plot(layers, [layer.uniform_pixels for layer in each.layers], color="gray", linestyle="--", linewidth=1)
