@@ -1,5 +1,9 @@
+import itertools
+
 import pytest
+import timm
 import torch
+from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
 from torch import nn
 from torchvision.models import SwinTransformer as TorchvisionSwin
@@ -7,33 +11,36 @@ from torchvision.models import VisionTransformer as TorchvisionVit
 
 import vicinal
 from small_models import SWIN, images, swin, swin_v2, vit
+from test_ordering import PLACES, Model
 from vicinal import VicinalError
 from vicinal.attachment import patch_attention
 
 
-def folded(weights, size, window, shift):
-    """Windows `(n, windows, patches)` put back one patch after another; the last `shift` say who rolls first."""
+def place_of(number, patch, size, window, shift):
+    """Row and column in the image of a window's patch, or None if it is padding."""
     rows, columns = size
     down, right = -(-rows // window), -(-columns // window)
-    image = torch.zeros(len(weights), rows, columns)
-    for number in range(down * right):
-        for patch in range(window**2):
-            row = number // right * window + patch // window
-            column = number % right * window + patch % window
-            if shift[1] == "rolls, then pads":
-                if row >= rows or column >= columns:
-                    continue
-                row, column = (row + shift[0]) % rows, (column + shift[0]) % columns
-            else:
-                row, column = (row + shift[0]) % (down * window), (column + shift[0]) % (right * window)
-                if row >= rows or column >= columns:
-                    continue
-            image[:, row, column] = weights[:, number, patch] / (down * right)
+    row = number // right * window + patch // window
+    column = number % right * window + patch % window
+    if shift[1] == "rolls, then pads":
+        return ((row + shift[0]) % rows, (column + shift[0]) % columns) if row < rows and column < columns else None
+    row, column = (row + shift[0]) % (down * window), (column + shift[0]) % (right * window)
+    return (row, column) if row < rows and column < columns else None
+
+
+def seen_on_average(weights, size, window, shift):
+    """What all patches of the image see of each, one patch after another, of `(n, windows, queries, keys)`."""
+    image = torch.zeros(len(weights), *size)
+    for number in range(weights.shape[1]):
+        places = [place_of(number, patch, size, window, shift) for patch in range(window**2)]
+        for query, key in itertools.product(range(window**2), repeat=2):
+            if places[query] and places[key]:
+                image[(slice(None), *places[key])] += weights[:, number, query, key] / (size[0] * size[1])
     return image
 
 
-def torchvision_swin():
-    return TorchvisionSwin([2, 2], 12, [2, 2], [2, 4], [4, 4], num_classes=5, stochastic_depth_prob=0.0)
+def torchvision_swin(window=4):
+    return TorchvisionSwin([2, 2], 12, [2, 2], [2, 4], [window, window], num_classes=5, stochastic_depth_prob=0.0)
 
 
 ROLLS, PADS = "rolls, then pads", "pads, then rolls"
@@ -50,6 +57,10 @@ ROLLS, PADS = "rolls, then pads", "pads, then rolls"
         (lambda: SwinTransformer(**SWIN | {"img_size": (40, 56)}), (40, 56), -2, (10, 14), (0, ROLLS)),
         (lambda: SwinTransformer(**SWIN | {"img_size": (40, 56)}), (40, 56), None, (10, 14), (2, ROLLS)),
         (torchvision_swin, (40, 56), None, (10, 14), (2, PADS)),
+        (torchvision_swin, (32, 32), -2, (8, 8), (0, PADS)),
+        (lambda: torchvision_swin(7), (32, 32), None, (8, 8), (3, PADS)),  # most of the windows is padding
+        (torchvision_swin, (12, 12), None, (3, 3), (0, PADS)),  # a single window, and less than that
+        (lambda: torchvision_swin(7), (24, 16), None, (6, 4), (0, PADS)),
     ],
 )
 @torch.no_grad()
@@ -61,8 +72,10 @@ def test_windows_are_put_back_where_they_were_cut_from(make, size, layer, grid, 
         vicinal.tap(model, [-1 if layer is None else layer], img_size=size) as all_of_it,
     ):
         model(x)
-    weights = all_of_it.last.mean((2, 3))  # over heads and queries
-    torch.testing.assert_close(attention.map, folded(weights, grid, 4, shift))
+    weights = all_of_it.last.mean(-3)  # over heads
+    weights = weights if weights.dim() == 4 else weights[:, None]
+    window = int(weights.shape[-1] ** 0.5)
+    torch.testing.assert_close(attention.map, seen_on_average(weights, grid, window, shift))
 
 
 @torch.no_grad()
@@ -103,6 +116,44 @@ def test_whose_attention_it_is_is_chosen_by_the_model_and_can_be_overruled():
     assert chosen(vit(global_pool="avg"), queries="class") == ["class"]
     assert chosen(vit(global_pool="avg", class_token=False, reg_tokens=2)) == ["mean"]
     assert chosen(TorchvisionVit(32, 8, 2, 4, 24, 48, num_classes=5)) == ["class"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("mean_pooling", "row"), [(True, slice(1, None)), (False, slice(0, 1))])
+def test_hugging_faces_mean_pooling_is_seen(mean_pooling, row):
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.BeitConfig(**small, image_size=32, patch_size=8, use_mean_pooling=mean_pooling)
+    model = transformers.BeitForImageClassification(config).eval()
+    with patch_attention(model, img_size=32) as attention, vicinal.tap(model, img_size=32) as t:
+        model(torch.randn(2, 3, 32, 32))
+    torch.testing.assert_close(attention.map.flatten(1), t.last.mean(1)[:, row, 1:].mean(1))
+
+
+def test_a_class_layer_is_not_read_where_patches_are_averaged():
+    options = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 4}
+    assert patch_attention(Cait(**options), img_size=32).layer.name == "blocks_token_only.1.attn"
+    assert patch_attention(Cait(**options, global_pool="avg"), img_size=32).layer.name == "blocks.1.attn"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_convolutions_before_windows_are_not_taken_for_a_shift(seed):
+    """MobileViT's windows take every second patch, of a map that convolutions have smeared by a cell."""
+    torch.manual_seed(seed)
+    model = timm.create_model("mobilevit_xxs").eval()
+    attention = patch_attention(model, 0, img_size=(128, 192))
+    rows, columns = 16, 24
+    assert attention.layer.place == "4 windows of 8 x 12"
+    cells = torch.arange(rows * columns).view(rows // 2, 2, columns // 2, 2).permute(1, 3, 0, 2).reshape(4, -1)
+    assert torch.equal(attention._places.cells, cells)
+
+
+@pytest.mark.parametrize("order", [PLACES.flip(1), PLACES.view(4, 2, 4, 2).permute(0, 2, 1, 3)])
+def test_tokens_out_of_order_have_no_map(order):
+    with pytest.raises(VicinalError, match=r"attention of blocks\.1 has no map: .* layer= chooses another"):
+        patch_attention(Model(order.flatten()), img_size=32)
+    with pytest.raises(VicinalError, match=r"attention of blocks\.0 has no map"):
+        patch_attention(Model(order.flatten()), 0, img_size=32)
 
 
 def test_training_goes_on_as_without_and_no_gradient_flows():

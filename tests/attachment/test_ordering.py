@@ -6,7 +6,7 @@ from torch import nn
 
 import vicinal
 from vicinal import VicinalError
-from vicinal.attachment.ordering import enlarged
+from vicinal.attachment.tiling import enlarged
 
 SIDE = 8
 

@@ -1,8 +1,10 @@
+import functools
 import itertools
 import weakref
 
 import pytest
 import torch
+from timm.models.convit import ConVit
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,6 +64,22 @@ def test_windows_have_an_axis_and_rows_sum_to_one(spec):
         model(x)
     assert mean.last.shape == (3, 4, 4, 16)
     torch.testing.assert_close(mean.last.sum(-1), torch.ones(3, 4, 4))
+
+
+@torch.no_grad()
+def test_several_softmaxes_are_read_as_the_sum_that_meets_the_values():
+    """ConViT adds attention to places to attention to contents, and normalises."""
+    model = ConVit(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=4, local_up_to_layer=1).eval()
+    used = {}
+    for name, block in model.blocks.named_children():
+        keep = functools.partial(lambda name, _, inputs: used.update({f"blocks.{name}.attn": inputs[0]}), name)
+        block.attn.attn_drop.register_forward_pre_hook(keep)
+    x = torch.randn(2, 3, 32, 32)
+    with vicinal.tap(model, None, img_size=32) as t, vicinal.tap(model, [0], queries="mean", img_size=32) as mean:
+        model(x)
+    assert list(t.weights) == list(used)
+    torch.testing.assert_close(t.weights, used)
+    torch.testing.assert_close(mean.last, used["blocks.0.attn"].mean(-2))
 
 
 @pytest.mark.parametrize("make", [vit, swin, swin_v2, cait, beit])

@@ -15,10 +15,11 @@ from torch import Tensor
 from vicinal.attachment.choosing import Layers, choose
 from vicinal.attachment.examining import disturbed
 from vicinal.attachment.mapping import grid_of_one_query
-from vicinal.attachment.ordering import check_order, folding
+from vicinal.attachment.ordering import find_places
 from vicinal.attachment.placing import LeftAlone, Site
 from vicinal.attachment.running import Runner
 from vicinal.attachment.tapping import tap
+from vicinal.attachment.tiling import Places
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
@@ -33,18 +34,26 @@ class AttentionLayer:
     """Among the model's attention layers, from 0."""
     name: str
     heads: int
-    size: tuple[int, int]
-    """Rows and columns of the map that its patches are cells of."""
+    places: Places
+    """Where its patches are in the image."""
     prefix: int
     """Tokens without a place: class, distillation, registers."""
-    cells: Tensor
-    """Cell of each patch, row by row, `(windows, patches)`; one past the last cell for padding."""
     window: tuple[int, int]
     """Rows and columns of a window; all of them where attention is global."""
     single: bool
     """Whether one query reads the image, as in CaiT's class layers and attention pooling; else all tokens do."""
     image: tuple[int, int]
     """Height and width of the images, in pixels."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of the map that its patches are cells of."""
+        return self.places.size
+
+    @property
+    def cells(self) -> Tensor:
+        """Cell of each patch, row by row, `(windows, patches)`; one past the last cell for padding."""
+        return self.places.cells
 
     @property
     def patch(self) -> tuple[float, float]:
@@ -64,7 +73,7 @@ class AttentionLayer:
     @property
     def padding(self) -> Tensor:
         """Which patches of each window are none of the image: `(windows, patches)`."""
-        return self.cells == self.size[0] * self.size[1]
+        return self.places.padding
 
     @property
     def rolled(self) -> Tensor:
@@ -79,16 +88,14 @@ class AttentionLayer:
 
     def laid(self, seen: Tensor) -> Tensor:
         """Attention to each patch of each window, `(n, windows, heads, patches)`, on the map: `(n, heads, cells)`."""
-        laid = seen.new_zeros(seen.shape[0], seen.shape[2], self.size[0] * self.size[1] + 1)
-        laid[:, :, self.cells.flatten()] = seen.transpose(1, 2).flatten(2)
-        return laid[..., :-1]
+        return self.places.laid(seen.transpose(1, 2)).flatten(-2)
 
     def whole(self, weights: Tensor) -> Tensor:
         """Weights of each window, `(n, windows, queries, keys)`, over all tokens: `(n, tokens, tokens)`, as a copy.
 
         What goes to padding is left out, as is what padding looks at.
         """
-        if self.windows == 1:
+        if self.windows == 1 and not bool(self.padding.any()):
             return weights[:, 0].clone()
         cells = self.size[0] * self.size[1]
         whole = weights.new_zeros(len(weights), cells + 1, cells + 1)
@@ -109,15 +116,15 @@ def find_layers(
     """
     sites = tap(run.model, None, example=run.noise(1)).layers
     chosen = {site.name for site in choose(sites, layers)}
-    out_of_order = _out_of_order(sites, chosen, run)
+    places, wrong = _places(sites, chosen, run)
     found, left_out = [], {}
     for index, site in enumerate(sites):
         if site.name not in chosen:
             continue
         try:
-            if site.name in out_of_order:
-                raise VicinalError(f"the attention of {site.name} has no map: {out_of_order[site.name]}")
-            layer = _layer(index, site, run)
+            if site.name in wrong:
+                raise VicinalError(f"the attention of {site.name} has no map: {wrong[site.name]}")
+            layer = _layer(index, site, run, places)
             check(layer)
             found.append(layer)
         except VicinalError as error:
@@ -129,51 +136,45 @@ def find_layers(
     return found, left_out
 
 
-def _out_of_order(sites: list[Site | LeftAlone], chosen: set[str], run: Runner) -> dict[str, str]:
-    """Why the tokens of some global layers are not where they should be, by name; `folding` asks windows.
+def _places(sites: list[Site | LeftAlone], chosen: set[str], run: Runner) -> tuple[dict[str, Places], dict[str, str]]:
+    """Where the patches of layers are, and why that of others cannot be told; by name.
 
-    Asked of the first layer of each shape, which has mixed the image least. A class that holds its tokens in order in
-    one of them is trusted with others that cannot be told, so its windows are asked too.
+    All layers of a class are asked if one of them is chosen, since what one shows may help with another; of those with
+    global attention the first of each shape, which has mixed the image least.
     """
-    wanted = [site for site in sites if isinstance(site, Site) and site.windows == 1 and site.name in chosen]
-    classes, first = {type(site.module) for site in wanted}, dict[tuple[Any, ...], Site]()
-    for site in sites:
-        if isinstance(site, Site) and type(site.module) in classes:
-            first.setdefault((type(site.module), site.call.logits), site)
-    wrong = check_order(list(first.values()), run.image, functools.partial(disturbed, run))
-    firsts = {site.name: first[type(site.module), site.call.logits].name for site in wanted}
-    return {name: wrong[asked] for name, asked in firsts.items() if asked in wrong}
+    own = [site for site in sites if isinstance(site, Site)]
+    classes = {type(site.module) for site in own if site.name in chosen}
+    asked, first = list[Site](), dict[str, str]()
+    shapes: dict[tuple[Any, ...], str] = {}
+    for site in own:
+        if type(site.module) not in classes:
+            continue
+        shape = (type(site.module), site.call.logits) if site.windows == 1 else (site.name,)
+        first[site.name] = shapes.setdefault(shape, site.name)
+        if first[site.name] == site.name:
+            asked.append(site)
+    places, wrong = find_places(asked, run.image, functools.partial(disturbed, run))
+    return (
+        {name: places[one] for name, one in first.items() if one in places},
+        {name: wrong[one] for name, one in first.items() if one in wrong},
+    )
 
 
-def _layer(index: int, site: Site | LeftAlone, run: Runner) -> AttentionLayer:
-    if isinstance(site, LeftAlone):
+def _layer(index: int, site: Site | LeftAlone, run: Runner, places: dict[str, Places]) -> AttentionLayer:
+    if isinstance(site, Site):
+        grid, heads, own = site.grid, site.heads, places[site.name]
+    else:
         if not (len(site.logits) == 4 and site.logits[-2] == 1 < site.logits[-1]):
             raise VicinalError(f"the attention of {site.name} has no map: {site.reason}")
-        grid, heads, cells = grid_of_one_query(site, run.image), site.logits[-3], None
-    else:
-        grid, heads, cells = site.grid, site.heads, _cells(site, run) if site.windows > 1 else None
-    if cells is None:
-        size, places = (grid.height, grid.width), torch.arange(grid.patches)[None]
-    else:
-        size, places = cells
+        grid, heads = grid_of_one_query(site, run.image), site.logits[-3]
+        own = Places((grid.height, grid.width), torch.arange(grid.patches)[None])
     return AttentionLayer(
         index=index,
         name=site.name,
         heads=heads,
-        size=size,
+        places=own,
         prefix=grid.prefix,
-        cells=places,
         window=(grid.height, grid.width),
         single=isinstance(site, LeftAlone),
         image=run.image,
     )
-
-
-def _cells(site: Site, run: Runner) -> tuple[tuple[int, int], Tensor]:
-    """Size of the map that windows were cut from, and the cell of each patch in each window."""
-    fold = folding(site, run.image, functools.partial(disturbed, run))
-    tokens = torch.arange(site.windows * site.grid.patches)
-    laid = fold(tokens.view(1, site.windows, -1))[0]
-    cells = torch.full_like(tokens, laid.numel())
-    cells[laid.flatten()] = torch.arange(laid.numel())
-    return (laid.shape[0], laid.shape[1]), cells.view(site.windows, -1)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from vicinal.analysis.attention_layers import AttentionLayer
@@ -168,7 +169,8 @@ def _seen(layer: AttentionLayer, weights: Tensor, query: Query) -> Tensor:
     if query == "class":
         return to_patches[:, 0, :, 0]
     if query == "mean":
-        return layer.laid(to_patches[..., layer.prefix :, :].mean(-2)) / layer.windows
+        real = (~layer.padding).to(weights)
+        return layer.laid(torch.einsum("nwhqk,wq->nwhk", to_patches[..., layer.prefix :, :], real)) / real.sum()
     row, column = query
     window, patch = (layer.cells == row * layer.size[1] + column).nonzero()[0].tolist()
     seen = weights.new_zeros(len(weights), layer.windows, layer.heads, layer.cells.shape[1])

@@ -1,16 +1,17 @@
 """`patch_attention`: how much attention each patch of an image gets, whatever kind of attention a model ends with."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.examining import disturbed
-from vicinal.attachment.ordering import folding
+from vicinal.attachment.ordering import find_places
 from vicinal.attachment.placing import LeftAlone, Site
-from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
+from vicinal.attachment.running import Example, ImageSize, Runner, quietly, runner_for
 from vicinal.attachment.tapping import Tap, tap
+from vicinal.attachment.tiling import Places
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
@@ -50,32 +51,82 @@ def patch_attention(
         example: as for `attach`.
     """
     sites = tap(model, None, img_size=img_size, example=example).layers
-    if layer is None:
-        layer = next((number for number in reversed(range(len(sites))) if _has_map(sites[number])), -1)
-    if not -len(sites) <= layer < len(sites):
+    if layer is not None and not -len(sites) <= layer < len(sites):
         raise VicinalError(f"unknown layer {layer}: the model has {len(sites)} attention layers")
-    site = sites[layer]
     run = runner_for(model, img_size, example)
+    if layer is None:
+        layer, places = _last_with_a_map(model, sites, run)
+    else:
+        places = _places(sites[layer], sites, run)
+    site = sites[layer]
     if isinstance(site, LeftAlone):
-        if not _has_map(site):
-            raise VicinalError(f"the attention of {site.name} has no map: {site.reason}")
         reader = tap(model, [layer], img_size=img_size, example=example)
-        return PatchAttention(reader, grid_of_one_query(site, run.image), None)
+        return PatchAttention(reader, grid_of_one_query(site, run.image), places)
     reads_token = site.windows == 1 and has_class_token(model, site.grid.prefix) and classifies_by_token(model)
     chosen = queries or ("class" if reads_token else "mean")
-    reader = tap(model, [layer], queries=chosen, img_size=img_size, example=example)
-    fold = None
-    if site.windows > 1:
-        with quietly(model):
-            fold = folding(site, run.image, functools.partial(disturbed, run))
-    return PatchAttention(reader, site.grid, fold)
+    if chosen == "mean" and bool(places.padding.any()):
+        reader = tap(model, [layer], reduce=_MeanOfImage(places), img_size=img_size, example=example)
+    else:
+        reader = tap(model, [layer], queries=chosen, img_size=img_size, example=example)
+    return PatchAttention(reader, site.grid, places)
+
+
+def _last_with_a_map(model: nn.Module, sites: list[Site | LeftAlone], run: Runner) -> tuple[int, Places]:
+    """Index of the last layer that has a map, among those that the model classifies by; and where its patches are."""
+    usable = [
+        number
+        for number, site in enumerate(sites)
+        if isinstance(site, Site) or (_reads_image(site) and not pools_patches(model))
+    ]
+    last = sites[usable[-1] if usable else -1]
+    if isinstance(last, LeftAlone):
+        return usable[-1] if usable else -1, _places(last, sites, run)
+    places, wrong = _ask_all_alike(last, sites, run)
+    # Where that of the last layer cannot be told, that of one before it, on the same grid, may be.
+    for number in reversed(usable):
+        if sites[number].name in places:
+            return number, places[sites[number].name]
+    raise VicinalError(f"the attention of {last.name} has no map: {wrong[last.name]}; layer= chooses another")
+
+
+def _places(site: Site | LeftAlone, sites: list[Site | LeftAlone], run: Runner) -> Places:
+    """Where the patches that a layer attends to are; raises if that has no answer."""
+    if isinstance(site, Site):
+        places, wrong = _ask_all_alike(site, sites, run)
+        if site.name in wrong:
+            raise VicinalError(f"the attention of {site.name} has no map: {wrong[site.name]}")
+        return places[site.name]
+    if not _reads_image(site):
+        raise VicinalError(f"the attention of {site.name} has no map: {site.reason}")
+    grid = grid_of_one_query(site, run.image)
+    return Places((grid.height, grid.width), torch.arange(grid.patches)[None])
+
+
+def _ask_all_alike(site: Site, sites: list[Site | LeftAlone], run: Runner) -> tuple[dict[str, Places], dict[str, str]]:
+    """`find_places` for layers of one shape, which are asked in the same runs: one may tell what another does not."""
+    alike = [each for each in sites if isinstance(each, Site) and each.call.logits == site.call.logits]
+    with quietly(run.model):
+        return find_places(alike, run.image, functools.partial(disturbed, run))
+
+
+class _MeanOfImage:
+    """The mean over queries that are patches of the image, and not padding: each window's share of it."""
+
+    def __init__(self, places: Places) -> None:
+        real = (~places.padding).double()
+        self.share = real * len(real) / real.sum()
+
+    def __call__(self, site: Site | LeftAlone, weights: Tensor) -> Tensor:
+        """From `(images, windows, heads, queries, keys)` to `(images, windows, heads, keys)`."""
+        weights = weights if weights.dim() == 5 else weights.unsqueeze(1)
+        return torch.einsum("nwhqk,wq->nwhk", weights, self.share.to(weights))
 
 
 class PatchAttention:
     """Reads the attention of a model that runs inside `with`; made by `patch_attention`."""
 
-    def __init__(self, reader: Tap, grid: Grid, fold: Callable[[Tensor], Tensor] | None) -> None:
-        self._reader, self._grid, self._fold = reader, grid, fold
+    def __init__(self, reader: Tap, grid: Grid, places: Places) -> None:
+        self._reader, self._grid, self._places = reader, grid, places
         (self.layer,) = reader.layers
         """Where it is read."""
 
@@ -97,14 +148,14 @@ class PatchAttention:
                 f"{self.layer.name} saw {weights.shape[-1]} tokens, where {grid.tokens} ({grid}) were expected: "
                 "give the img_size in use; tokens dropped at random have no map"
             )
-        if self._fold is not None:
-            return self._fold(weights) / weights.shape[1]
-        return weights[:, grid.prefix :].view(-1, grid.height, grid.width)
+        weights = weights[..., grid.prefix :]
+        windows = len(self._places.cells)
+        return self._places.laid(weights.reshape(len(weights), windows, -1)) / windows
 
 
-def _has_map(site: Site | LeftAlone) -> bool:
-    """Whether attention is over patches: of patches, or of one query that reads the image."""
-    return isinstance(site, Site) or (site.logits[-2] == 1 < site.logits[-1])
+def _reads_image(site: Site | LeftAlone) -> bool:
+    """Whether one query reads the image."""
+    return isinstance(site, LeftAlone) and len(site.logits) == 4 and site.logits[-2] == 1 < site.logits[-1]
 
 
 def has_class_token(model: nn.Module, prefix: int) -> bool:
@@ -116,7 +167,13 @@ def has_class_token(model: nn.Module, prefix: int) -> bool:
 def classifies_by_token(model: nn.Module) -> bool:
     """Whether a model reads its class token, if it has one, and not a mean over patches."""
     pool = getattr(model, "global_pool", None)
-    return not isinstance(pool, str) or pool == "token"
+    return not pools_patches(model) and (not isinstance(pool, str) or pool == "token")
+
+
+def pools_patches(model: nn.Module) -> bool:
+    """Whether a model declares that it classifies by the mean or the maximum over patches, as timm or Hugging Face."""
+    pool, config = getattr(model, "global_pool", None), getattr(model, "config", None)
+    return pool in ("avg", "avgmax", "max") or getattr(config, "use_mean_pooling", False) is True
 
 
 def grid_of_one_query(site: LeftAlone, image: tuple[int, int]) -> Grid:

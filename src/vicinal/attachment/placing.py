@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
-from vicinal.attachment.finding import FOLDED, IN_TURN, Call
+from vicinal.attachment.finding import FOLDED, IN_TURN, Call, heads_third
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 
-__all__ = ["LeftAlone", "Site", "place"]
+__all__ = ["LeftAlone", "Site", "patch_queries", "place"]
 
 
 MOST_PREFIX = 16  # class, distillation and register tokens that are looked for where a model does not declare them
@@ -29,6 +29,8 @@ class Site:
     windows: int
     """Sequences of an image: 1 where attention is global."""
     grid: Grid
+    padding: Tensor | None = None
+    """Which patches are none of the image, `(windows, patches)`; None if that was not seen, from one image."""
 
     @property
     def module(self) -> nn.Module:
@@ -94,10 +96,45 @@ def _place(name: str, model: nn.Module, calls: list[Call], batch: int, image: tu
     if sequences % batch:
         raise VicinalError(f"its {sequences} sequences do not divide among {batch} images")
     windows, tokens = sequences // batch, call.logits[-1]
-    grid = _global_grid(model, tokens, image) if windows == 1 else _window_grid(call.module, tokens)
+    still = None if batch == 1 else _still(call, heads, axis, windows, batch)
+    if windows > 1:
+        grid = _window_grid(call.module, tokens, image)
+    else:
+        padded = None if still is None else _padded_window(call.module, still[0])
+        grid = padded or _global_grid(model, tokens, image)
     if grid.patches == 1:
         raise VicinalError("its grid is a single patch, which has no neighbours")
-    return Site(name, call, heads, axis, windows, grid)
+    padding = None if still is None else still[:, grid.prefix :]
+    return Site(name, call, heads, axis, windows, grid, padding)
+
+
+def _still(call: Call, heads: int, heads_axis: int, windows: int, images: int) -> Tensor:
+    """Tokens that are the same whatever the image, `(windows, tokens)`: prefix tokens of the first layer; and padding,
+    since models pad with zeros, which all have the same queries.
+    """
+    assert call.queries is not None
+    queries = heads_third(call.queries, heads, heads_axis)
+    queries = queries.reshape(images, windows, -1, *queries.shape[-2:])
+    return (queries == queries[:1]).all(0).all(-1).all(1).cpu()
+
+
+def _padded_window(module: nn.Module, still: Tensor) -> Grid | None:
+    """The grid of a single window that an image, smaller than it, was padded to."""
+    try:
+        grid = _declared_window(module, len(still)) or Grid.from_tokens(len(still))
+    except VicinalError:
+        return None
+    real = ~still.view(grid.height, grid.width)
+    rows, columns = int(real.any(1).sum()), int(real.any(0).sum())
+    padded = 0 < rows * columns == int(real.sum()) < len(still) and bool(real[:rows, :columns].all())
+    return grid if padded else None
+
+
+def patch_queries(site: Site, call: Call, images: int) -> Tensor:
+    """Queries of a call of a site's, of patches only: `(images, windows, heads, patches, dim)`."""
+    assert call.queries is not None
+    queries = heads_third(call.queries, site.heads, site.heads_axis)
+    return queries.reshape(images, site.windows, -1, site.grid.tokens, queries.shape[-1])[..., site.grid.prefix :, :]
 
 
 def _heads(call: Call, calls: int) -> tuple[int, int, int]:
@@ -105,7 +142,9 @@ def _heads(call: Call, calls: int) -> tuple[int, int, int]:
     shape = call.logits
     if len(shape) == 4:
         return shape[1], -3, shape[0]
-    known = next((getattr(call.module, name) for name in ("num_heads", "heads") if hasattr(call.module, name)), None)
+    known = next(
+        (getattr(call.module, name) for name in ("num_heads", "heads", "n_heads") if hasattr(call.module, name)), None
+    )
     if len(shape) == 3 and calls > 1 and known == calls:
         return calls, IN_TURN, shape[0]
     if len(shape) == 3 and (known is None or shape[0] % known == 0):
@@ -130,15 +169,25 @@ def _global_grid(model: nn.Module, tokens: int, image: tuple[int, int]) -> Grid:
     raise VicinalError(f"its {tokens} tokens form no grid of the image's {image[0]} x {image[1]}")
 
 
-def _window_grid(module: nn.Module, tokens: int) -> Grid:
-    """Several sequences per image: the grid is the window."""
+def _window_grid(module: nn.Module, tokens: int, image: tuple[int, int]) -> Grid:
+    """Several sequences per image: the grid is the window, a square, or of the image's aspect if it is dilated."""
+    declared = _declared_window(module, tokens)
+    if declared is not None:
+        return declared
+    for aspect in (1, image[0] / image[1]):
+        try:
+            return Grid.from_tokens(tokens, aspect=aspect)
+        except VicinalError:
+            continue
+    raise VicinalError(f"its windows of {tokens} tokens are neither square nor of the image's shape")
+
+
+def _declared_window(module: nn.Module, tokens: int) -> Grid | None:
+    """The window that a module says it has, if it is that of its tokens."""
     size = getattr(module, "window_size", None)
     if isinstance(size, tuple | list) and len(size) == 2 and size[0] * size[1] == tokens:
         return Grid(int(size[0]), int(size[1]))
-    try:
-        return Grid.from_tokens(tokens)
-    except VicinalError:
-        raise VicinalError(f"its windows of {tokens} tokens are not square") from None
+    return None
 
 
 def _join(numbers: Iterable[int]) -> str:

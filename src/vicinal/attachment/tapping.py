@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from vicinal.attachment.choosing import Layers, choose
-from vicinal.attachment.finding import FOLDED, IN_TURN, SOFTMAXES, calls_of, heads_third
+from vicinal.attachment.finding import FOLDED, IN_TURN, PRODUCTS, SOFTMAXES, calls_of, heads_third
 from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
@@ -67,7 +67,8 @@ def tap(
         raise unknown("queries", queries, get_args(Queries))
     run = runner_for(model, img_size, example)
     with quietly(model):
-        calls = [call for call in calls_of(model, lambda: run(run.noise(2))) if call.queries is not None]
+        every = calls_of(model, lambda: run(run.noise(2)))
+    calls = [call for call in every if call.queries is not None]
     sites = place(model, calls, 2, run.image)
     if not sites:
         raise VicinalError(f"{type(model).__name__} has no attention to read")
@@ -76,6 +77,7 @@ def tap(
         call = site.call if isinstance(site, Site) else next(call for call in calls if call.module is site.module)
         chosen.append(_Layer(site, call.logits, queries, gradient, reduce))
         chosen[-1].check_class_token(model)
+        chosen[-1].count_softmaxes([each.logits for each in every if each.module is site.module])
     return Tap(chosen)
 
 
@@ -135,6 +137,8 @@ class _Layer:
         self.site, self.shape, self.queries, self.gradient, self.reduce = site, logits, queries, gradient, reduce
         self.heads_axis = site.heads_axis if isinstance(site, Site) else -3
         self.heads = site.heads if isinstance(site, Site) else logits[-3]
+        self.softmaxes = 1
+        """How many its attention is the sum of: more than one where, as in ConViT, places are seen beside contents."""
         self.weights: Tensor | None = None
         self._before: Callable[..., Any] | None = None
 
@@ -146,6 +150,11 @@ class _Layer:
         absent = hasattr(model, "cls_token") and model.cls_token is None
         if prefix == 0 or absent:
             raise VicinalError(f"{self.site.name} has no class token to read; use queries='mean'")
+
+    def count_softmaxes(self, seen: list[tuple[int, ...]]) -> None:
+        """Note how many softmaxes of this layer's shape its module computes."""
+        if self.heads_axis != IN_TURN:
+            self.softmaxes = sum(self.fits(shape) for shape in seen)
 
     def open(self) -> None:
         """Take the place of the module's forward; `torch.compile` looks for that, and not for hooks."""
@@ -215,6 +224,7 @@ class _Reader(TorchFunctionMode):
         super().__init__()
         self.layer = layer
         self.left = layer.heads if layer.heads_axis == IN_TURN else 1
+        self.to_add = layer.softmaxes
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -235,11 +245,20 @@ class _Reader(TorchFunctionMode):
             parts = multi_head(*args, **kwargs)
             self._compute(parts.q, parts.k, mask=parts.mask)
         elif func in SOFTMAXES and self.layer.fits(tuple(result.shape)):
-            self.left -= 1
-            kept = result if self.layer.gradient else result.detach()
-            # A copy of one row, so that the rest can go.
-            self.layer.keep(kept[..., :1, :].clone() if self.layer.queries == "class" else kept)
+            self.to_add -= 1
+            if self.layer.softmaxes == 1:
+                self._keep(result)
+        elif func in PRODUCTS and self.layer.softmaxes > 1 and self.to_add == 0:  # their sum, on its way to the values
+            factor = args[1] if func is torch.einsum else args[0]
+            if self.layer.fits(tuple(factor.shape)):
+                self._keep(factor)
         return result
+
+    def _keep(self, weights: Tensor) -> None:
+        self.left -= 1
+        kept = weights if self.layer.gradient else weights.detach()
+        # A copy of one row, so that the rest can go.
+        self.layer.keep(kept[..., :1, :].clone() if self.layer.queries == "class" else kept)
 
     def _fused(
         self,
