@@ -1,6 +1,7 @@
 import pytest
 import torch
 from timm.models.beit import Beit
+from timm.models.edgenext import EdgeNeXt
 from timm.models.levit import Levit
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.swin_transformer import SwinTransformer
@@ -11,7 +12,7 @@ from torch import nn
 
 import vicinal
 from vicinal import VicinalError
-from vicinal.analysis.positions import changed_positions
+from vicinal.analysis.positions import changed_positions, is_rotary
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2, "num_classes": 3}
 WINDOWS = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
@@ -34,6 +35,11 @@ def beit():
     return Beit(**SMALL, use_rel_pos_bias=True, use_abs_pos_emb=False, init_values=None)
 
 
+def edgenext():
+    attends = {"global_block_counts": (0, 0, 0, 1), "use_pos_emb": (False, False, False, True)}
+    return EdgeNeXt(dims=(8, 8, 8, 8), depths=(1, 1, 1, 1), heads=(1, 1, 1, 1), num_classes=3, **attends)
+
+
 # what makes a model, and how many of its parts say where patches are
 MODELS = {
     "ViT": (lambda: VisionTransformer(**SMALL), 1),
@@ -43,6 +49,7 @@ MODELS = {
     "Swin": (lambda: SwinTransformer(**WINDOWS), 4),
     "Swin v2": (lambda: SwinTransformerV2(**WINDOWS), 12),
     "BEiT": (beit, 2),
+    "EdgeNeXt": (edgenext, 2),
     "LeViT": (lambda: Levit(**LEVIT), 3),
     "prior": (lambda: vicinal.create_model("vit-micro", prior="conv+gmm:init=spread", depth=2), 3),
     "prior alone": (lambda: vicinal.create_model("vit-relpos", prior="gab", depth=2), 4),
@@ -171,6 +178,23 @@ def test_other_parameters_and_tables_of_indices_stay():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
             assert torch.equal(value, before[name]) == (name not in changed)
     assert all(name.endswith("relative_position_bias_table") for name in changed)
+
+
+def test_positions_that_come_back_in_later_layers_are_changed_too():
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    small = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 8}
+    settings = {"image_size": [32, 32], "patch_size": 8, "num_detection_tokens": 2, "use_mid_position_embeddings": True}
+    model = transformers.YolosModel(transformers.YolosConfig(**small, **settings))
+    with changed_positions(model, "zero") as changed:
+        names = {name.rpartition(".")[2] for name in changed}
+    assert names == {"position_embeddings", "mid_position_embeddings"}
+
+
+def test_rotary_positions_are_noticed():
+    from timm.models.eva import Eva
+
+    assert is_rotary(Eva(**SMALL | {"num_heads": 1}, use_rot_pos_emb=True))
+    assert not is_rotary(VisionTransformer(**SMALL))
 
 
 def test_a_model_without_positions_is_refused():

@@ -17,14 +17,16 @@ from vicinal.attachment.swapping import Attached
 from vicinal.errors import VicinalError, unknown
 from vicinal.priors.registry import build_prior
 
-__all__ = ["Positions", "changed_positions"]
+__all__ = ["Positions", "changed_positions", "is_rotary"]
 
 Positions = Literal["trained", "random", "zero"]
 
 START = 0.02  # deviation that tables of positions start from in timm, transformers and torchvision
 
 # What the libraries call them. A name counts wherever it stands, so that all parameters of a module of that name do.
-ABSOLUTE = re.compile(r"(abs_|absolute_)?pos(ition|itional)?_(embed|embedding|embeddings|emb|encoding)(\d|_\w+)?")
+ABSOLUTE = re.compile(
+    r"(abs_|absolute_|mid_)?pos(ition|itional)?_(embed|embedding|embeddings|emb|embd|encoding)(\d|_\w+)?"
+)
 RELATIVE = re.compile(
     r"(shared_)?rel(ative)?_pos\w*|cpb_mlp|continuous_position_bias_mlp|meta_mlp|attention_biases|"
     r"relative_attention_bias|(height|width)_rel|pos_proj|(patch|pixel)_pos"
@@ -45,7 +47,8 @@ def changed_positions(model: nn.Module, positions: Positions = "random", *, seed
     ['pos_embed', 'blocks.0.attn.prior'] True
 
     Args:
-        model: any vision model. Rotary positions are computed, not stored, and stay.
+        model: any vision model. Rotary positions are computed, not stored, and stay: see `is_rotary`. So do
+            convolutions, which know what is near.
         positions: `random` starts them anew: tables from N(0, 0.02^2), or the deviation that the model states or, if
             they are fixed, that they have; small networks as torch starts them; priors as `build_prior` makes them.
             `zero` makes them say nothing: tables and networks zero, priors neutral. `trained` leaves them.
@@ -67,7 +70,7 @@ def changed_positions(model: nn.Module, positions: Positions = "random", *, seed
     if not tables and not priors:
         raise VicinalError(
             f"{type(model).__name__} has no position embeddings, relative positions or prior to make {positions}; "
-            "use positions trained" + (", rotary positions cannot be changed" if _is_rotary(model) else "")
+            "use positions trained" + (", rotary positions cannot be changed" if is_rotary(model) else "")
         )
     own_tables = {name: table.detach().clone() for name, table in tables.items()}
     own_priors = {name: module.prior for name, module in priors.items()}
@@ -132,5 +135,6 @@ def _forget(model: nn.Module) -> None:
             module.attention_bias_cache = {}  # type: ignore[assignment]
 
 
-def _is_rotary(model: nn.Module) -> bool:
+def is_rotary(model: nn.Module) -> bool:
+    """Whether a model has rotary positions, which are computed and cannot be changed."""
     return any(ROTARY.search(name) for name, _ in model.named_modules())
