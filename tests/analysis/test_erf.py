@@ -4,8 +4,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from timm.models.eva import Eva
+from timm.models.levit import Levit
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from timm.models.tnt import TNT
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -151,12 +155,24 @@ def test_a_prior_that_sees_neighbours_only_has_a_field_within_its_depth():
     assert receptive_field(plain, torch.randn(8, 3, 28, 28)).by_patch[0, 0] > 1e-4
 
 
-def test_the_batch_size_does_not_matter():
-    model, images = vit(img_size=16), torch.randn(7, 3, 16, 16)
+def levit():
+    """BatchNorm, and tokens behind it."""
+    settings = {"embed_dim": (16, 16), "key_dim": 4, "depth": (1, 1), "num_heads": (2, 2), "num_classes": 3}
+    model = lively(Levit(img_size=64, **settings))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+    return model
+
+
+@pytest.mark.parametrize(("make", "size"), [(lambda: vit(img_size=16), 16), (levit, 64)], ids=["ViT", "LeViT"])
+def test_the_batch_size_does_not_matter(make, size):
+    model, images = make(), torch.randn(7, 3, size, size)
     fields = [receptive_field(model, images, batch_size=size).field for size in (1, 3, 32)]
     fields.append(receptive_field(model, ((part, torch.zeros(len(part))) for part in images.split(2))).field)
     for field in fields[1:]:
-        np.testing.assert_allclose(field, fields[0], atol=1e-6 * fields[0].max())
+        np.testing.assert_allclose(field, fields[0], atol=1e-5 * fields[0].max())
         assert field.dtype == np.float64
 
 
@@ -240,6 +256,70 @@ def test_axes_of_equal_length_are_told_apart(last):
     assert found.by_patch[2, 5] == pytest.approx(1)
 
 
+def test_a_block_of_two_outputs_is_read_from_that_of_its_patches():
+    small = {"patch_size": 8, "embed_dim": 16, "inner_dim": 8, "num_heads_inner": 2, "num_heads_outer": 2, "depth": 2}
+    found = receptive_field(lively(TNT(img_size=32, **small, num_classes=3)), torch.randn(2, 3, 32, 32), at=(1, 2))
+    assert (found.layer, found.grid) == ("blocks.1", (4, 4))
+
+
+class Cut(nn.Module):
+    """16 x 16 patches as 16 windows of 4 x 4, as NesT holds them."""
+
+    def forward(self, x):
+        x = x.permute(0, 2, 3, 1).unflatten(1, (4, 4)).unflatten(3, (4, 4)).transpose(2, 3)
+        return x.flatten(1, 2).flatten(2, 3)
+
+
+class Shuffled(nn.Module):
+    """Another order of patches in each run, as in pretraining by masking."""
+
+    def forward(self, x):
+        x = x.flatten(2).mT
+        return torch.stack([each[torch.randperm(each.shape[0])] for each in x])
+
+
+class Latents(nn.Module):
+    """As many tokens as patches, of which each sees the whole image."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x):
+        return self.mix @ x.flatten(2).mT
+
+
+@pytest.mark.parametrize(
+    ("last", "patch", "message"),
+    [
+        (Cut, 4, "changes other places more; name another layer"),
+        (Shuffled, 16, "another output each time for the same images"),
+        (Latents, 16, "changes many tokens alike"),
+    ],
+)
+def test_what_only_looks_like_a_map_is_refused(last, patch, message):
+    model = nn.Sequential(nn.Conv2d(3, 8, patch, stride=patch), nn.Sequential(last()))
+    with pytest.raises(VicinalError, match=message):
+        receptive_field(model, torch.randn(2, 3, 64, 64), layer="1.0")
+
+
+def test_attention_weights_are_no_map():
+    model = vit(img_size=32, patch_size=8)
+    model.blocks[0].attn.fused_attn = False
+    with pytest.raises(VicinalError, match=r"which place in blocks.0.attn.attn_drop stands for the patch"):
+        receptive_field(model, torch.randn(1, 3, 32, 32), layer="blocks.0.attn.attn_drop", at=(5, 12))
+
+
+def test_rounding_is_no_field():
+    model = SwinTransformerV2(**SWIN, num_classes=3).eval()
+    for dtype in (torch.float32, torch.float64):
+        images = torch.randn(2, 3, 16, 16, dtype=dtype)
+        with pytest.raises(VicinalError, match=r"mean channel of layers.0.blocks.0 is the same .* behind a norm"):
+            receptive_field(model.to(dtype), images, layer=0)
+    nn.init.normal_(model.patch_embed.norm.weight)
+    assert receptive_field(model, images, layer=0).field.sum() == pytest.approx(1)
+
+
 def test_a_patch_is_the_one_asked_for():
     model, images = vit(img_size=16, depth=1), torch.randn(4, 3, 16, 16)
     assert receptive_field(model, images).at == (2, 2)
@@ -256,8 +336,20 @@ def test_positions_make_a_difference():
     fields = {how: receptive_field(model, images, positions=how) for how in ("trained", "random", "zero")}
     assert [field.positions for field in fields.values()] == ["trained", "random", "zero"]
     assert len({field.field[16, 16] for field in fields.values()}) == 3
+    names = ("pos_embed", "blocks.0.attn.prior", "blocks.1.attn.prior")
+    assert [field.changed for field in fields.values()] == [(), names, names]
+    assert fields["zero"].as_dict()["changed"] == list(names)
+    assert not fields["zero"].rotary_stay
     again = receptive_field(model, images, positions="random", seed=1)
     assert not np.allclose(again.field, fields["random"].field)
+
+
+def test_rotary_positions_that_stay_are_told():
+    small = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    model = Eva(**small, use_rot_pos_emb=True)
+    told = {how: receptive_field(model, torch.randn(2, 3, 32, 32), positions=how) for how in ("trained", "zero")}
+    assert told["zero"].changed == ("pos_embed",)
+    assert {how: each.as_dict()["rotary_stay"] for how, each in told.items()} == {"trained": False, "zero": True}
 
 
 @pytest.mark.parametrize("patch", [1, 4, 5])
@@ -306,6 +398,33 @@ def test_the_fit_gives_the_widths_of_a_gaussian_in_pixels_and_patches(size, opti
     assert figures["sigma_y"]["patches"] == found.fit.sigma_y / patch
 
 
+def test_a_spike_over_a_constant_is_told_as_one():
+    field = np.full((32, 32), 0.8 / 1024)
+    field[16:20, 16:20] += 0.2 / 16
+    found = made(field, grid=(8, 8), at=(4, 4))
+    assert found.constant_share == pytest.approx(0.8, abs=0.01)
+    narrow = "too narrow along x and y to tell how narrow"
+    assert (found.fit.fits, found.fit.note) == (True, f"{narrow}; over a constant that holds 80% of the energy")
+    figures = found.as_dict()["fit"]
+    assert figures["at_most"] == {"sigma_x": True, "sigma_y": True}
+    assert figures["sigma_x"]["patches"] == pytest.approx(0.33)
+    assert figures["constant_share"] == found.constant_share
+    wide = gaussian_field((32, 32), (18, 18), 5, 6, grid=(8, 8), at=(4, 4))
+    assert wide.as_dict()["fit"]["at_most"] == {"sigma_x": False, "sigma_y": False}
+    assert wide.fit.note is None
+
+
+def test_profiles_are_among_the_figures():
+    field = np.random.default_rng(0).random((12, 18))
+    found = made(field / field.sum(), grid=(2, 3), at=(0, 2), stem=(4, 6))
+    across, within = (found.as_dict()[key] for key in ("across", "within"))
+    assert across["pixels"] == [-13.5, -10.5, -7.5, -4.5, -1.5, 1.5]
+    columns = [found.field[:, 3 * number : 3 * number + 3].sum() * 6 for number in range(6)]
+    assert across["energy"] == pytest.approx(columns)
+    assert within["share"][-1] == pytest.approx(1)
+    assert within["pixels"][np.searchsorted(within["share"], 0.5)] == found.square(0.5)
+
+
 def test_figures_are_json():
     found = receptive_field(vit(), torch.randn(2, 3, 8, 8), at=(0, 1))  # 2 x 2 patches are too few for a fit
     figures = json.loads(json.dumps(found.as_dict(), allow_nan=False))
@@ -337,9 +456,14 @@ def test_a_saved_field_is_the_same_when_loaded(tmp_path):
         ({"layer": "head"}, "head of VisionTransformer gives no map of the image's patches; blocks that do: blocks.0"),
         ({"at": (2, 0)}, "blocks.1 has a grid of 2 x 2 patches; at is a row from 0 to 1"),
         ({"at": (-1, 0)}, "given -1 0"),
+        ({"at": 3}, r"two whole numbers such as \(3, 4\); given 3"),
+        ({"at": (1, 0, 1)}, "two whole numbers"),
+        ({"at": (0.5, 1)}, "two whole numbers"),
         ({"mode": "relu"}, "unknown mode 'relu'"),
         ({"positions": "none"}, "unknown positions 'none'"),
         ({"batch_size": 0}, "at least 1; given 0"),
+        ({"batch_size": 2.5}, "whole number of images, at least 1; given 2.5"),
+        ({"images": None}, "images are a tensor, or batches such as a loader gives; given NoneType"),
         ({"images": torch.zeros(0, 3, 8, 8)}, "there are no images"),
         ({"images": []}, "there are no images"),
         ({"images": torch.zeros(3, 8, 8)}, r"images are floating point \(n, channels, height, width\)"),

@@ -63,6 +63,33 @@ def figure_patches(figure):
 def test_changed_positions_are_said():
     assert "positions random" in draw_field(a_field(positions="random")).get_suptitle()
     assert "positions" not in draw_field(a_field()).get_suptitle()
+    rotary = a_field(positions="zero", rotary_stay=True)
+    assert "positions zero but for rotary ones" in draw_field(rotary).get_suptitle()
+    titles = [axes.get_title() for axes in draw_fields({"a": rotary, "b": a_field()}).subfigs[0].get_axes()[:2]]
+    assert titles == ["a\nblocks.5, rotary positions stay", "b\nblocks.5"]
+
+
+def test_high_images_make_no_high_figures():
+    high, wide = a_field((256, 64), (16, 4), (8, 2)), a_field((64, 256), (4, 16), (2, 8))
+    for figure in (draw_field(high), draw_fields({"high": high, "wide": wide})):
+        assert figure.get_figheight() < 10
+
+
+@pytest.mark.parametrize("size", [(256, 64), (64, 256)])
+def test_a_bar_of_colours_is_as_long_as_its_label(size):
+    figure = draw_field(a_field(size, (size[0] // 16, size[1] // 16), (1, 1)))
+    figure.draw_without_rendering()
+    bars = [axes.child_axes[0] for axes in figure.get_axes() if axes.child_axes]
+    assert len(bars) == 2
+    for bar in bars:
+        assert bar.yaxis.label.get_window_extent().height < bar.get_window_extent().height
+
+
+def test_lines_that_coincide_are_all_seen():
+    figure = draw_fields({str(number): a_field() for number in range(6)})
+    for axes in figure.subfigs[1].get_axes():
+        widths = [line.get_linewidth() for line in axes.get_lines()[:6]]
+        assert sorted(set(widths), reverse=True) == widths
 
 
 @pytest.mark.parametrize("count", [1, 6])

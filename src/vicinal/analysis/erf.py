@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vicinal.analysis.feature_maps import FeatureMap, find_map
-from vicinal.analysis.fitting import GaussianFit, fit_gaussian
+from vicinal.analysis.fitting import NARROW, GaussianFit, fit_gaussian
 from vicinal.analysis.giving import in_batches, name_of
-from vicinal.analysis.positions import Positions, changed_positions
+from vicinal.analysis.positions import Positions, changed_positions, is_rotary
 from vicinal.attachment.running import Runner, quietly, runner_for
 from vicinal.errors import VicinalError, unknown
 
@@ -34,6 +34,7 @@ __all__ = ["SHARES", "Mode", "ReceptiveField", "receptive_field"]
 Mode = Literal["clip", "abs"]
 SHARES = (0.2, 0.3, 0.5, 0.99)
 """Of the energy, for which `ReceptiveField.as_dict` gives the centred square."""
+ROUNDING = 1e-5  # of the gradient of other channels: less is what single precision leaves of nothing
 FITTED = 64  # cells a side at most that a Gaussian is fitted to: more take seconds
 
 
@@ -61,6 +62,10 @@ class ReceptiveField:
     """How many it is the mean of."""
     mode: Mode
     positions: Positions
+    changed: tuple[str, ...] = ()
+    """Names of the positions that were made random or zero."""
+    rotary_stay: bool = False
+    """Whether the model has rotary positions that stayed while others were changed."""
 
     @property
     def patch(self) -> tuple[float, float]:
@@ -98,6 +103,13 @@ class ReceptiveField:
         return sides, np.bincount(index.ravel(), self.field.ravel()).cumsum()
 
     @property
+    def across(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Columns of the stem's grid: their distance to the right of the patch, and their energy (mean column = 1)."""
+        columns = self.stem[1]
+        places = (np.arange(columns) + 0.5) * self.field.shape[1] / columns - self.centre[1]
+        return places, self.by_cell(self.stem)[0].sum(0) * columns
+
+    @property
     def by_patch(self) -> NDArray[np.float64]:
         """Energy of each patch, `(rows, columns)`, of sum 1."""
         return self.by_cell(self.grid)[0]
@@ -112,22 +124,42 @@ class ReceptiveField:
         """The 2-D Gaussian that is nearest to the field, in pixels; its centre is told from the patch's.
 
         It is fitted to the cells of the stem's grid, because inside of those one sees the weights of an embedding and
-        not how far a layer looks; to 64 x 64 cells at most. Their own width is taken out of the Gaussian's.
+        not how far a layer looks; to 64 x 64 cells at most. Their own width is taken out of the Gaussian's, unless it
+        is too narrow to tell: see `narrow`. Where the constant holds most of the energy, the note says so.
         """
-        rows, columns = (min(FITTED, count) for count in self.stem)
-        high, wide = self.field.shape[0] / rows, self.field.shape[1] / columns
-        energy, pixels = self.by_cell((rows, columns))
-        fit = fit_gaussian(energy / pixels, centre=(0, 0))
+        fit, high, wide = self._by_cell
+        over = f"over a constant that holds {fit.offset * self.field.size:.0%} of the energy"
+        notes = [fit.note, over if fit.fits and fit.amplitude > 0 and fit.offset * self.field.size > 0.5 else None]
         return replace(
             fit,
-            sigma_x=_without_cell(fit.sigma_x * wide, wide),
-            sigma_y=_without_cell(fit.sigma_y * high, high),
+            sigma_x=_without_cell(fit.sigma_x, wide),
+            sigma_y=_without_cell(fit.sigma_y, high),
             centre_x=(fit.centre_x + 0.5) * wide - self.centre[1],
             centre_y=(fit.centre_y + 0.5) * high - self.centre[0],
+            note="; ".join(filter(None, notes)) or None,
         )
 
+    @property
+    def narrow(self) -> dict[str, bool]:
+        """Whether `sigma_x` and `sigma_y` of the fit are only the most that they may be."""
+        fit, _, _ = self._by_cell
+        return {"sigma_x": fit.sigma_x < NARROW, "sigma_y": fit.sigma_y < NARROW}
+
+    @cached_property
+    def _by_cell(self) -> tuple[GaussianFit, float, float]:
+        """The Gaussian in cells, and a cell's height and width in pixels."""
+        rows, columns = (min(FITTED, count) for count in self.stem)
+        energy, pixels = self.by_cell((rows, columns))
+        fit = fit_gaussian(energy / pixels, centre=(0, 0))
+        return fit, self.field.shape[0] / rows, self.field.shape[1] / columns
+
+    @property
+    def constant_share(self) -> float:
+        """Share of the energy that is in the fit's constant, and not in its Gaussian."""
+        return self.fit.offset * self.field.size
+
     def as_dict(self) -> dict[str, Any]:
-        """All figures, for JSON; NaN is None. The field itself is what `save` is for."""
+        """All figures and the two profiles, for JSON; NaN is None. The field itself is what `save` is for."""
         (high, wide), fit = self.patch, asdict(self.fit)
         squares = [{"share": share, "pixels": self.square(share)} for share in SHARES]
         figures = {
@@ -141,10 +173,16 @@ class ReceptiveField:
             "images": self.images,
             "mode": self.mode,
             "positions": self.positions,
+            "changed": self.changed,
+            "rotary_stay": self.rotary_stay,
             "outside_centre_patch": self.outside_centre_patch,
             "squares": [each | {"patches": each["pixels"] / (high * wide) ** 0.5} for each in squares],
             "fit": {key: value for key, value in fit.items() if not key.startswith(("sigma", "centre"))}
-            | {key: {"pixels": fit[key], "patches": fit[key] / side} for key, side in _axes(high, wide)},
+            | {"constant_share": self.constant_share}
+            | {key: {"pixels": fit[key], "patches": fit[key] / side} for key, side in _axes(high, wide)}
+            | {"at_most": self.narrow},
+            "across": dict(zip(("pixels", "energy"), map(list, self.across), strict=True)),
+            "within": dict(zip(("pixels", "share"), map(list, self.within), strict=True)),
         }
         return dict(json.loads(json.dumps(figures, default=list), parse_constant=lambda _: None))
 
@@ -209,12 +247,12 @@ def receptive_field(
         raise VicinalError(f"receptive_field takes a torch.nn.Module, given {type(model).__name__}")
     if mode not in get_args(Mode):
         raise unknown("mode", mode, get_args(Mode))
-    if batch_size < 1:
-        raise VicinalError(f"batch_size is a number of images, at least 1; given {batch_size}")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise VicinalError(f"batch_size is a whole number of images, at least 1; given {batch_size}")
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
-        changed_positions(model, positions, seed=seed),
+        changed_positions(model, positions, seed=seed) as changed,
         quietly(model),
         _without_parameter_gradients(model),
     ):
@@ -223,12 +261,13 @@ def receptive_field(
             if run is None or chosen is None or total is None:
                 run = runner_for(model, example=batch)
                 chosen = find_map(run, layer, at)
+                _refuse_rounding(run, chosen, batch)
                 total = torch.zeros(run.image, dtype=torch.float64)
             if batch.shape[1:] != run.shape:
                 raise VicinalError(
                     f"all images have one shape; given {_sizes(run.shape)} and {_sizes(batch.shape[1:])}"
                 )
-            total += _energy(run, chosen, batch, mode).cpu()
+            total += _energy(run, chosen, batch, mode)
             count += len(batch)
     if chosen is None or total is None:
         raise VicinalError("there are no images; give at least one")
@@ -238,7 +277,7 @@ def receptive_field(
     if not field.sum() > 0:
         raise VicinalError(
             f"no pixel has {'a positive' if mode == 'clip' else 'an'} influence on {chosen.name} at {chosen.at[0]} "
-            f"{chosen.at[1]}; look at an earlier layer" + (", or use mode abs" if mode == "clip" else "")
+            f"{chosen.at[1]}; look at another layer or patch" + (", or use mode abs" if mode == "clip" else "")
         )
     return ReceptiveField(
         field=field / field.sum(),
@@ -250,17 +289,44 @@ def receptive_field(
         images=count,
         mode=mode,
         positions=positions,
+        changed=tuple(changed),
+        rotary_stay=bool(changed) and is_rotary(model),
     )
 
 
 def _energy(run: Runner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> Tensor:
     """Sum over a batch of each image's energy: `(height, width)`."""
-    like = next(run.model.parameters(), batch)
-    pixels = batch.detach().to(like.device, like.dtype, copy=True).requires_grad_()
-    patch = chosen.of_patch(chosen.output(run, pixels))
+    patch, pixels = _of_patch(run, chosen, batch)
     (gradient,) = torch.autograd.grad(patch.mean(1).sum(), pixels)
-    by_image = gradient.double().mean(1)
+    by_image = gradient[: len(batch)].cpu().double().mean(1)
     return (by_image.clamp(min=0) if mode == "clip" else by_image.abs()).sum(0)
+
+
+def _of_patch(run: Runner, chosen: FeatureMap, batch: Tensor) -> tuple[Tensor, Tensor]:
+    """The patch's channels, `(images, channels)`, and the pixels to go back to.
+
+    One image is taken twice: on the CPU, torch 2.13 gives a wrong gradient of BatchNorm in evaluation for a batch of
+    one where tokens come behind it, as in XCiT and LeViT.
+    """
+    like = next(run.model.parameters(), batch)
+    batch = batch.repeat(2, 1, 1, 1) if len(batch) == 1 else batch
+    pixels = batch.detach().to(like.device, like.dtype, copy=True).requires_grad_()
+    return chosen.of_patch(chosen.output(run, pixels)), pixels
+
+
+def _refuse_rounding(run: Runner, chosen: FeatureMap, batch: Tensor) -> None:
+    """Refuse a patch whose mean channel is the same whatever the image, so that its gradient is rounding."""
+    patch, pixels = _of_patch(run, chosen, batch[:1])
+    weights = torch.randn(patch.shape[1], generator=torch.Generator().manual_seed(0)).to(patch)
+    mean, other = (
+        float(torch.autograd.grad(value.sum(), pixels, retain_graph=True)[0].norm())
+        for value in (patch.mean(1), (weights * patch).mean(1))
+    )
+    if mean < max(ROUNDING, 4 * torch.finfo(patch.dtype).eps) * other:
+        raise VicinalError(
+            f"the mean channel of {chosen.name} is the same for every image, as behind a norm whose weights are all "
+            "alike, so its gradient is only rounding; name a layer in front of that norm, or take trained weights"
+        )
 
 
 @contextlib.contextmanager
@@ -286,9 +352,14 @@ def _overlap(pixels: int, cells: int) -> NDArray[np.float64]:
     return np.diff(np.clip(np.arange(pixels + 1), edges[:-1], edges[1:]), axis=1)
 
 
-def _without_cell(width: float, cell: float) -> float:
-    """The width of what was averaged over cells, where their means have a width."""
-    return math.sqrt(max(width**2 - (cell**2 - 1) / 12, 0.0))
+def _without_cell(sigma: float, cell: float) -> float:
+    """The width, in pixels, of what was averaged over cells and then had a width of so many cells.
+
+    Means over cells have a width of their own; where that is nearly all there is, at most the width is known.
+    """
+    if sigma < NARROW:
+        return NARROW * cell
+    return math.sqrt(max((sigma * cell) ** 2 - (cell**2 - 1) / 12, 0.0))
 
 
 def _sizes(shape: Iterable[int]) -> str:

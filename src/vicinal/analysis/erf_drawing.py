@@ -25,6 +25,7 @@ PATCH, HALF, MOST = "#56B4E9", "#FFFFFF", "#F0E442"
 LINES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000")
 STYLES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 ACROSS = 4  # fields in a row, at most
+TALLEST = 1.6  # times its width, as which a higher image is counted: the rest makes it narrower
 MOST_LINES = 32  # patches along a side up to which the grid is drawn
 
 
@@ -34,13 +35,14 @@ def draw_field(field: ReceptiveField) -> "Figure":
     from matplotlib.figure import Figure
 
     energy = _relative(field)
-    figure = Figure(figsize=(9.6, 1.8 + 3.7 * energy.shape[0] / energy.shape[1]), layout="compressed")
+    figure = Figure(figsize=(9.6, 1.8 + 3.7 * _height(energy)), layout="compressed")
     scales = {"linear": Normalize(0, float(energy.max())), "logarithmic": _logarithmic([energy])}
     for axes, (name, scale) in zip(figure.subplots(1, 2), scales.items(), strict=True):
         drawn = _show(axes, field, energy, scale)
         axes.set_title(f"{name} scale", fontsize=10)
         outlines = [_outline_patch(axes, field), _outline(axes, field, 0.5, HALF), _outline(axes, field, 0.99, MOST)]
-        _colour_bar(figure, drawn, axes.inset_axes((1.03, 0, 0.05, 1)), logarithmic=name == "logarithmic")
+        high = max(1, energy.shape[0] / energy.shape[1])
+        _colour_bar(figure, drawn, axes.inset_axes((1 + 0.03 * high, 0, 0.05 * high, 1)), name == "logarithmic")
     figure.suptitle(_title(field), fontsize=11, parse_math=False)
     figure.legend(handles=outlines, loc="outside lower center", ncols=3, fontsize=9, facecolor="#444", labelcolor="w")
     return figure
@@ -60,9 +62,10 @@ def draw_fields(fields: Mapping[str, ReceptiveField]) -> "Figure":
     across = math.ceil(len(fields) / down)
     energies = [_relative(field) for field in fields.values()]
     scale = _logarithmic(energies)
-    rows = down * (0.6 + 2.5 * max(energy.shape[0] / energy.shape[1] for energy in energies))
+    rows = down * (0.6 + 2.5 * max(map(_height, energies)))
     figure = Figure(figsize=(1 + 2.7 * max(across, 3), 0.6 + rows + 3.2), layout="constrained")
-    figure.suptitle("Receptive fields. Outlined: the patch, and the square of 50 % of the energy (dashed)", fontsize=11)
+    outlined = "the patch, and the square of 50 % of the energy (dashed)"
+    figure.suptitle(f"Receptive fields (mean pixel = 1). Outlined: {outlined}", fontsize=11)
     parts: Any = figure.subfigures(2, 1, height_ratios=(rows, 3.2))
     upper, lower = parts
     grid = upper.subplots(down, across, squeeze=False)
@@ -72,12 +75,19 @@ def draw_fields(fields: Mapping[str, ReceptiveField]) -> "Figure":
         drawn = _show(axes, field, energy, scale)
         _outline_patch(axes, field)
         _outline(axes, field, 0.5, HALF)
-        axes.set_title(f"{textwrap.fill(name, 34)}\n{field.layer}", fontsize=9, parse_math=False)
+        rotary = ", rotary positions stay" if field.rotary_stay else ""
+        axes.set_title(f"{textwrap.fill(name, 34)}\n{field.layer}{rotary}", fontsize=9, parse_math=False)
         if len({energy.shape for energy in energies}) == 1:
             axes.label_outer()
-    _colour_bar(upper, drawn, grid, logarithmic=True)
+    _colour_bar(upper, drawn, grid, True)
     _draw_profiles(lower, fields)
     return figure
+
+
+def _height(energy: NDArray[np.float64]) -> float:
+    """What to count an image's height as, in widths."""
+    height, width = energy.shape
+    return min(TALLEST, float(height / width))
 
 
 def _relative(field: ReceptiveField) -> NDArray[np.float64]:
@@ -98,8 +108,9 @@ def _title(field: ReceptiveField) -> str:
     about = f"{field.model}, {field.layer}: receptive field of the patch at row {field.at[0]}, column {field.at[1]}"
     how = "absolute gradient" if field.mode == "abs" else "positive gradient"
     positions = "" if field.positions == "trained" else f", positions {field.positions}"
+    positions += " but for rotary ones" if field.rotary_stay else ""
     images = "one image" if field.images == 1 else f"mean of {field.images:,} images"
-    return f"{textwrap.fill(about, 100)}\n{how}, {images}{positions}"
+    return f"{textwrap.fill(about, 100)}\n{how}, {images}{positions}; mean pixel = 1"
 
 
 def _show(axes: "Axes", field: ReceptiveField, energy: NDArray[np.float64], scale: "Normalize") -> Any:
@@ -153,21 +164,20 @@ def _rectangle(
     return axes.add_patch(Rectangle((left, top), end - left, bottom - top, label=label, **look))
 
 
-def _colour_bar(figure: Any, drawn: Any, beside: Any, *, logarithmic: bool) -> None:
+def _colour_bar(figure: Any, drawn: Any, beside: Any, logarithmic: bool) -> None:
     place = {"ax": beside, "shrink": 0.9, "aspect": 30} if isinstance(beside, np.ndarray) else {"cax": beside}
     bar = figure.colorbar(drawn, **place, extend="min" if logarithmic else "neither")
-    bar.set_label("energy (mean pixel = 1)", fontsize=9)
+    bar.set_label("energy", fontsize=9)
     bar.ax.tick_params(labelsize=8)
 
 
 def _draw_profiles(figure: Any, fields: Mapping[str, ReceptiveField]) -> None:
     """Energy by column of the stem's cells, and in squares of every size."""
     across, inside = figure.subplots(1, 2)
-    for number, (name, field) in enumerate(fields.items()):
-        look = {"color": LINES[number % len(LINES)], "linestyle": STYLES[number % len(STYLES)], "linewidth": 1.8}
-        columns = field.by_cell(field.stem)[0].sum(0) * field.stem[1]
-        places = (np.arange(field.stem[1]) + 0.5) * field.field.shape[1] / field.stem[1] - field.centre[1]
-        across.plot(places, columns, **look, marker="o", markersize=2, label=textwrap.shorten(name, 40))
+    widths = np.linspace(3.6, 1.2, len(fields))  # each line is seen below those that coincide with it
+    for number, ((name, field), width) in enumerate(zip(fields.items(), widths, strict=True)):
+        look = {"color": LINES[number % len(LINES)], "linestyle": STYLES[number % len(STYLES)], "linewidth": width}
+        across.plot(*field.across, **look, marker="o", markersize=2, label=textwrap.shorten(name, 40))
         inside.plot(*(np.concatenate([[0], each]) for each in field.within), **look)
     across.set_ylim(bottom=0)
     across.set_xlabel("distance of a column from the patch, pixels", fontsize=9)

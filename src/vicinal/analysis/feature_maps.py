@@ -26,8 +26,9 @@ Layout = Literal["tokens", "channels first", "channels last"]
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 LAYERS = (nn.Linear, nn.Conv2d)
 DISTURBED = 8  # images, at most, that are looked at with a patch as it is and with another in its place
-OTHER = 0.5  # a token that changes less than so much of the one that changes most is not the patch's
-CLEAR = 4.0  # times the median: what a token changes by at least that is the patch's and not where it should be
+OTHER = 0.5  # a place that changes less than so much of the one that changes most is not the patch's
+CLEAR = 4.0  # times the median: what the patch's token changes by at least
+SAME = 1e-3  # of the largest value: differences between two runs that the order of sums may make
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class FeatureMap:
             nonlocal left
             left -= 1
             if left == 0:
-                found.append(_tensor(output))
+                found.append(_tensor(output, len(images)))
                 raise _Reached
 
         hook = self.module.register_forward_hook(stop)
@@ -95,17 +96,29 @@ def find_map(run: Runner, layer: int | str | None = None, at: tuple[int, int] | 
         blocks = _blocks(run.model, maps, attention)
         chosen = _laid_out(run, maps[_choose(run.model, maps, blocks, layer)])
         height, width = chosen.grid.height, chosen.grid.width
-        row, column = (height // 2, width // 2) if at is None else at
+        row, column = (height // 2, width // 2) if at is None else _pair(at)
         if not (0 <= row < height and 0 <= column < width):
             raise VicinalError(
                 f"{chosen.name} has a grid of {height} x {width} patches; at is a row from 0 to {height - 1} and a "
                 f"column from 0 to {width - 1}, given {row} {column}"
             )
         order = list(maps)
-        before = [maps[name][0] for name in blocks if order.index(name) < order.index(chosen.name)]
-        stem = max((each.grid for each in (chosen, *before)), key=lambda grid: grid.patches)
+        before = [name for name in blocks if order.index(name) < order.index(chosen.name)] + [chosen.name]
+        stem = max((maps[name][0].grid for name in before), key=lambda grid: grid.patches)
         chosen = replace(chosen, at=(row, column), stem=(stem.height, stem.width))
-        return _with_token(run, chosen, before) if chosen.layout == "tokens" else chosen
+        _refuse_chance(run, chosen)
+        if chosen.layout == "tokens":
+            return _with_token(run, chosen, _least_mixed(chosen, maps, before))
+        _refuse_other_axes(run, chosen)
+        return chosen
+
+
+def _pair(at: Any) -> tuple[int, int]:
+    try:
+        row, column = at
+        return operator.index(row), operator.index(column)
+    except (TypeError, ValueError):
+        raise VicinalError(f"at is a patch's row and column, two whole numbers such as (3, 4); given {at!r}") from None
 
 
 def _look(run: Runner) -> tuple[dict[str, list[FeatureMap]], list[str]]:
@@ -116,7 +129,7 @@ def _look(run: Runner) -> tuple[dict[str, list[FeatureMap]], list[str]]:
     turns: dict[str, int] = {}
 
     def note(name: str, output: Any) -> None:
-        tensor = _tensor(output)
+        tensor = _tensor(output, 2)
         turns[name] = turns.get(name, 0) + 1
         shapes.pop(name, None)  # the last call counts, also for the order
         if tensor is not None:
@@ -151,13 +164,18 @@ def _watching(model: nn.Module, note: Any) -> Iterator[None]:
             hook.remove()
 
 
-def _tensor(output: Any) -> Tensor | None:
-    """The first tensor that a module gives, which is the one that goes on."""
-    if isinstance(output, Mapping):
-        output = tuple(output.values())
-    while isinstance(output, tuple | list):
-        output = output[0] if output else None
-    return output if isinstance(output, Tensor) else None
+def _tensor(output: Any, images: int) -> Tensor | None:
+    """The first tensor that a module gives for so many images, which is the one that goes on."""
+    tensors = list(_tensors(output))
+    return next((tensor for tensor in tensors if len(tensor) == images), tensors[0] if tensors else None)
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors of an output; TNT's first are of the pixels inside of patches."""
+    if isinstance(output, Tensor) and output.dim():
+        yield output
+    for part in output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ():
+        yield from _tensors(part)
 
 
 def _readings(shape: tuple[int, ...], image: tuple[int, int], prefixes: Sequence[int]) -> Iterator[tuple[Layout, Grid]]:
@@ -250,25 +268,64 @@ def _laid_out(run: Runner, readings: Sequence[FeatureMap]) -> FeatureMap:
     return readings[peaks.index(max(peaks))]
 
 
-def _with_token(run: Runner, chosen: FeatureMap, before: Sequence[FeatureMap]) -> FeatureMap:
+def _refuse_chance(run: Runner, chosen: FeatureMap) -> None:
+    """Refuse a layer that draws at random, also in evaluation, as models do that are trained by masking."""
+    one, other = (chosen.output(run, run.noise(2)) for _ in range(2))
+    if not bool(((one - other).abs() <= SAME * one.abs().max()).all()):
+        raise VicinalError(
+            f"{chosen.name} gives another output each time for the same images, so patches have no place in it; "
+            "switch off what the model draws at random, such as masking"
+        )
+
+
+def _least_mixed(
+    chosen: FeatureMap, maps: Mapping[str, Sequence[FeatureMap]], before: Sequence[str]
+) -> list[FeatureMap]:
+    """The same tokens where the image is mixed least: the first block that has them, and what is done first in it."""
+    alike = {name: each for name, (each, *_) in maps.items() if (each.layout, each.grid) == ("tokens", chosen.grid)}
+    block = next(name for name in before if name in alike)
+    inside = next(each for name, each in alike.items() if f"{name}.".startswith(f"{block}."))
+    return [replace(each, at=chosen.at) for each in (alike[block], inside)]
+
+
+def _with_token(run: Runner, chosen: FeatureMap, least_mixed: Sequence[FeatureMap]) -> FeatureMap:
     """Which token is the patch's: the one that changes where the patch's pixels are disturbed.
 
-    Not every model holds its tokens row by row: Hiera does not. Of the blocks with the same grid the first is looked
-    at, where the image is mixed least.
+    Not every model holds its tokens row by row: Hiera does not.
     """
-    first = next((each for each in before if (each.layout, each.grid) == ("tokens", chosen.grid)), chosen)
-    patch = chosen.at[0] * chosen.grid.width + chosen.at[1]
-    for images in (1, DISTURBED):  # one is enough for most models
-        change = _change(run, replace(first, at=chosen.at), images).sum(1)[chosen.grid.prefix :]
-        if change[patch] >= OTHER * change.max():
-            return replace(chosen, token=chosen.grid.prefix + patch)
-    patch = int(change.argmax())
-    if change[patch] < CLEAR * change.median():
-        raise VicinalError(
-            f"which token of {chosen.name} stands for the patch at {chosen.at[0]} {chosen.at[1]} cannot be told: "
-            "disturbing the patch's pixels changes many tokens alike"
-        )
-    return replace(chosen, token=chosen.grid.prefix + patch)
+    grid, (row, column) = chosen.grid, chosen.at
+    patch = row * grid.width + column
+    rows, columns = torch.arange(grid.height)[:, None], torch.arange(grid.width)
+    far = (((rows - row).abs() > 1) | ((columns - column).abs() > 1)).flatten()  # patches may overlap their neighbours
+    for first in least_mixed:
+        for images in (1, DISTURBED):  # one is enough for most models
+            change = _change(run, first, images).sum(1)[grid.prefix :]
+            others = change[far].median() if bool(far.any()) else 0
+            if change[patch] >= OTHER * change.max() and change[patch] >= CLEAR * others:
+                return replace(chosen, token=grid.prefix + patch)
+        if change.max() >= CLEAR * change.median():
+            return replace(chosen, token=grid.prefix + int(change.argmax()))
+    raise _unplaced(chosen, "many tokens alike")
+
+
+def _refuse_other_axes(run: Runner, chosen: FeatureMap) -> None:
+    """Refuse an output whose axes look like rows and columns and are others: tokens of windows, or attention's.
+
+    The patch's place changes when its pixels are disturbed, or one next to it: convolutions move what a patch sees.
+    """
+    row, column = chosen.at
+    for images in (1, DISTURBED):
+        change = _change(run, chosen, images).sum(0 if chosen.layout == "channels first" else -1)
+        if change[max(0, row - 1) : row + 2, max(0, column - 1) : column + 2].max() >= OTHER * change.max():
+            return
+    raise _unplaced(chosen, "other places more")
+
+
+def _unplaced(chosen: FeatureMap, changed: str) -> VicinalError:
+    return VicinalError(
+        f"which place in {chosen.name} stands for the patch at {chosen.at[0]} {chosen.at[1]} cannot be told: "
+        f"disturbing the patch's pixels changes {changed}; name another layer"
+    )
 
 
 def _change(run: Runner, chosen: FeatureMap, images: int) -> Tensor:
@@ -281,6 +338,6 @@ def _change(run: Runner, chosen: FeatureMap, images: int) -> Tensor:
     for seed in range(images):  # one at a time, for the memory
         pair = run.noise(1, seed).repeat(2, 1, 1, 1)
         pair[1:, :, rows, columns] = run.noise(1, seed + DISTURBED)[:, :, rows, columns]
-        before, after = chosen.output(run, pair).double()
+        before, after = chosen.output(run, pair).cpu().double()  # MPS has no double precision
         changes.append((after - before).square())
     return torch.stack(changes).mean(0)

@@ -28,6 +28,7 @@ UNTOLD = 0.05  # how often noise may pass for a width
 TRIES = 30  # per cell: places and widths among which noise finds its best, as seen on noise of 16 to 729 cells
 FLAT = 4 * float(np.finfo(np.float32).eps)  # of the largest value: differences that single precision hardly tells
 NARROWEST = 0.3  # patches: a narrower Gaussian is below 0.4 % of its peak one patch away, so its width hardly shows
+NARROW = 1.1 * NARROWEST  # what is found below it was stopped there
 WIDEST = 4.0  # sides of the table: a wider Gaussian looks like any parabola
 MARGIN = 0.5  # patches from the centre of an outer cell to its edge, where the table ends
 STARTS = 3
@@ -264,5 +265,5 @@ def _too_wide(surface: _Surface, best: Any) -> str | None:
 
 
 def _narrow(at: Array) -> str | None:
-    narrow = [axis for axis, log in zip(AXES, at[2:], strict=True) if log < math.log(1.1 * NARROWEST)]
+    narrow = [axis for axis, log in zip(AXES, at[2:], strict=True) if log < math.log(NARROW)]
     return f"too narrow along {' and '.join(narrow)} to tell how narrow" if narrow else None

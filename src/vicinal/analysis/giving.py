@@ -18,6 +18,8 @@ def name_of(model: nn.Module) -> str:
 
 def in_batches(images: Tensor | Iterable[Any], batch_size: int) -> Iterator[Tensor]:
     """Images, or batches of them with or without labels, in batches of at most that size."""
+    if not isinstance(images, Iterable):
+        raise VicinalError(f"images are a tensor, or batches such as a loader gives; given {type(images).__name__}")
     for given in [images] if isinstance(images, Tensor) else images:
         batch = given[0] if isinstance(given, tuple | list) and given else given
         if not isinstance(batch, Tensor) or batch.dim() != 4 or not batch.is_floating_point():
