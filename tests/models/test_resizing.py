@@ -124,6 +124,12 @@ def test_timms_models_change_size_too(tmp_path):
     assert loaded(torch.randn(1, 3, 96, 128)).shape == (1, 3)
 
 
+@pytest.mark.parametrize("name", ["vit", "t2t"])
+def test_sizes_that_patches_do_not_divide_are_refused(name):
+    with pytest.raises(vicinal.VicinalError, match="patches of 4 x 4 pixels, which do not divide 50 x 50"):
+        vicinal.resize(small(name), 50)
+
+
 def test_what_cannot_be_is_told():
     with pytest.raises(vicinal.VicinalError, match=r"patches of 4 x 4 pixels.*48 or 52 would do in place of 50"):
         vicinal.resize(vicinal.create_model("vit-mini"), 50)

@@ -19,10 +19,20 @@ from vicinal.errors import VicinalError
 from vicinal.models.cait import Cait
 from vicinal.models.pit import Pit
 from vicinal.models.swin import Swin
-from vicinal.models.t2t import T2t
+from vicinal.models.t2t import T2t, TokensToToken
 from vicinal.models.vit import Vit, VitRelPos
 
-__all__ = ["ALIASES", "BACKBONES", "Backbone", "Priors", "attach_priors", "check_patch", "image_size", "images_of"]
+__all__ = [
+    "ALIASES",
+    "BACKBONES",
+    "Backbone",
+    "Priors",
+    "attach_priors",
+    "check_patch",
+    "cut_of",
+    "image_size",
+    "images_of",
+]
 
 Priors = str | Sequence[Mapping[str, Any]]
 """A prior for all layers, or several, each as `{"prior": "gmm", "layers": [names], "options": {...}}`."""
@@ -187,6 +197,18 @@ def check_patch(name: str, size: tuple[int, int], patch: int) -> int:
             f"{would} would do in place of {wrong[0]}{other}"
         )
     return patch
+
+
+def cut_of(model: nn.Module) -> int:
+    """How many pixels have to divide an image: a patch; 1 where patches overlap or images are padded to fit."""
+    patches: Any = getattr(model, "patch_embed", None)
+    if isinstance(patches, TokensToToken):
+        return max(patches.patch_size)
+    projection = getattr(patches, "proj", None)
+    if not isinstance(projection, nn.Conv2d) or getattr(patches, "dynamic_img_pad", False):
+        return 1
+    apart = projection.kernel_size == projection.stride and projection.padding == (0, 0)
+    return max(projection.stride) if apart else 1
 
 
 def _vit(

@@ -16,6 +16,7 @@ from vicinal.models.backbones import (
     Priors,
     attach_priors,
     check_patch,
+    cut_of,
     image_size,
     images_of,
 )
@@ -135,21 +136,12 @@ def _from_timm(
     if size is None:
         size = image_size(getattr(patches, "img_size", None) or declared["input_size"][1:])
     else:
-        check_patch(name, size, _cut(patches))
+        check_patch(name, size, cut_of(model))
         _check_runs(name, model, (arguments["in_chans"], *size), declared["input_size"][1:])
     declared["input_size"] = (arguments["in_chans"], *size)
     declared.update(images_of(declared, arguments["in_chans"]))
     attach_priors(model, prior, declared["input_size"])
     return note(model, declared, given)
-
-
-def _cut(patches: Any) -> int:
-    """How many pixels have to divide an image: a patch; 1 where patches overlap or images are padded to fit."""
-    projection = getattr(patches, "proj", None)
-    if not isinstance(projection, nn.Conv2d) or getattr(patches, "dynamic_img_pad", False):
-        return 1
-    apart = projection.kernel_size == projection.stride and projection.padding == (0, 0)
-    return max(projection.stride) if apart else 1
 
 
 def _check_runs(name: str, model: nn.Module, shape: tuple[int, int, int], own: tuple[int, int]) -> None:

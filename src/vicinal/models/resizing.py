@@ -9,7 +9,7 @@ from vicinal.attachment import detach
 from vicinal.attachment.running import ImageSize
 from vicinal.attachment.swapping import Attached
 from vicinal.errors import VicinalError
-from vicinal.models.backbones import attach_priors, check_patch, image_size
+from vicinal.models.backbones import attach_priors, check_patch, cut_of, image_size
 from vicinal.priors.base import Prior
 
 __all__ = ["priors_of", "resize", "written_priors"]
@@ -36,8 +36,7 @@ def resize(model: nn.Module, img_size: ImageSize, *, rescale: bool = True) -> No
     channels, *before = declared["input_size"]
     if tuple(before) == size:
         return
-    patch = max(getattr(getattr(model, "patch_embed", None), "patch_size", (1,)))
-    check_patch(declared.get("architecture", type(model).__name__), size, patch)
+    check_patch(declared.get("architecture", type(model).__name__), size, cut_of(model))
     written, trained = written_priors(model), priors_of(model)
     modes = {name: module.training for name, module in model.named_modules()}
     detach(model)

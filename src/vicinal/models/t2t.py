@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from vicinal.errors import VicinalError
 
-__all__ = ["T2t"]
+__all__ = ["T2t", "TokensToToken"]
 
 
 class TokenAttention(nn.Module):
