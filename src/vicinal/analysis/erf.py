@@ -227,7 +227,7 @@ def receptive_field(
     >>> found.layer, found.at, found.grid, found.field.shape
     ('blocks.0', (4, 6), (8, 12), (32, 48))
 
-    The model runs as in evaluation, up to the layer, once for a batch; and a few times before, on noise and on the first
+    The model runs as in evaluation, up to the layer, once for a batch; before, a few times on noise and on the first
     image, to find the layer and the patch in it. It is left as it was.
 
     Args:
