@@ -13,7 +13,7 @@ from PIL import Image
 import vicinal
 from vicinal.analysis.erf import ReceptiveField
 from vicinal.cli.main import main
-from vicinal.cli.subjects import subjects_of
+from vicinal.cli.subjects import Look, subjects_of
 
 TIMM = ["--timm", "vit_tiny_patch16_224", "--img-size", "64", "--random-weights"]
 
@@ -149,6 +149,24 @@ def test_runs_of_one_name_are_told_apart_by_the_folders_above(photos, tmp_path, 
     ]
 
 
+def test_pictures_of_a_folder_are_drawn_by_chance_and_the_same_for_a_seed(photos):
+    def drawn(seed, count=2):
+        (subject,) = subjects_of([], ["vit_tiny_patch16_224"], [64], True, "cpu")
+        return [name for names, _ in Look(str(photos), None, count, 2, seed).batches(subject) for name in names]
+
+    assert drawn(0) == drawn(0)
+    assert {tuple(sorted(drawn(seed))) for seed in range(12)} == {("0", "1"), ("0", "2"), ("1", "2")}
+    assert drawn(5, count=3) == ["0", "1", "2"]
+
+
+def test_files_of_others_are_left_alone(run, tmp_path):
+    mine = tmp_path / "erf-of-my-own.png"
+    mine.write_bytes(b"mine")
+    words = ["analyze", "erf", str(run.folder), "--count", "2", "--positions", "trained", "zero", "--out", tmp_path]
+    assert main([*map(str, words)]) == 0
+    assert mine.read_bytes() == b"mine"
+
+
 def test_unreadable_pictures_are_named_and_the_rest_is_measured(photos, tmp_path, capsys):
     for file in photos.iterdir():
         (tmp_path / "mixed").mkdir(exist_ok=True)
@@ -159,9 +177,12 @@ def test_unreadable_pictures_are_named_and_the_rest_is_measured(photos, tmp_path
     assert "without what could not be read" in message
     assert "broken.png" in message
     assert ReceptiveField.load(tmp_path / "out" / "erf.npz").images == 3
-    (tmp_path / "mixed" / "broken.png").rename(tmp_path / "mixed" / "-first.png")
-    assert "-first.png" in said(capsys, *words, "--count", "1")
-    assert ReceptiveField.load(tmp_path / "out" / "erf.npz").images == 1  # the next one that can be read
+    messages = []
+    for seed in range(8):
+        main([*map(str, ["analyze", *words, "--count", "1", "--seed", seed])])
+        messages.append(capsys.readouterr().err)
+        assert ReceptiveField.load(tmp_path / "out" / "erf.npz").images == 1  # the next one that can be read
+    assert any("broken.png" in message for message in messages)
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "broken.png").write_bytes(b"no picture")
     assert "none of the pictures can be read" in said(

@@ -11,6 +11,7 @@ from PIL import Image
 import vicinal
 from vicinal.analysis.rollout import rollout
 from vicinal.cli.main import main
+from vicinal.cli.subjects import as_file_name
 from vicinal.data import Preprocessing, decode, evaluation_tensor
 
 
@@ -122,8 +123,9 @@ def test_nothing_is_left_of_an_earlier_call(models, analyze, tmp_path):
     (tmp_path / "out" / "mine.png").write_text("")
     assert analyze(models["vit"], "--pictures", "3") == 0
     assert analyze(models["swin"], "--pictures", "1", "--count", "1") == 0
+    (picture,) = {as_file_name(row["image"]) for row in rows_of(tmp_path / "out" / "maps.csv")}
     assert names_in(tmp_path / "out") == {
-        *("mine.png", "attention.png", "attention.csv", "attention.json", "maps.csv", "maps-ship.png"),
+        *("mine.png", "attention.png", "attention.csv", "attention.json", "maps.csv", f"maps-{picture}.png"),
     }
 
 

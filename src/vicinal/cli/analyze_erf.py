@@ -95,7 +95,8 @@ def erf(
         (folder / "erf.json").write_text(json_.dumps(documents, indent=1) + "\n")
     print(json_.dumps(documents) if json else _table(documents))
     if not json:
-        print(f"\nwrote {folder}/erf.png, .npz and .json")
+        fields = "erf.npz" if len(found) == 1 else f"{len(found)} times erf-*.png and .npz"
+        print(f"\nwrote erf.png, erf.json and {fields} to {folder}")
     look.complain()
 
 
@@ -111,11 +112,13 @@ def _table(documents: Sequence[dict[str, Any]]) -> str:
     lines.append(f"{'model':{width}}  {'layer':16}" + "".join(f"{word:>14}" for word in head))
     for each in documents:
         fit = each["fit"]
-        cells = [_length(fit["sigma_x"]), _length(fit["sigma_y"]), "-" if fit["r2"] is None else f"{fit['r2']:.3f}"]
+        cells = ["< " * fit["at_most"][sigma] + _length(fit[sigma]) for sigma in ("sigma_x", "sigma_y")]
+        cells.append("-" if fit["r2"] is None else f"{fit['r2']:.3f}")
         cells += [_length(square) for square in each["squares"]]
         cells.append(f"{each['outside_centre_patch']:.1%}")
-        note = f"  {fit['note']}" if fit["note"] else ""
-        lines.append(f"{each['label']:{width}}  {each['layer']:16}" + "".join(f"{cell:>14}" for cell in cells) + note)
+        notes = [fit["note"]] * bool(fit["note"]) + ["rotary positions stay"] * each["rotary_stay"]
+        line = f"{each['label']:{width}}  {each['layer']:16}" + "".join(f"{cell:>14}" for cell in cells)
+        lines.append(f"{line}  {'; '.join(notes)}".rstrip())
     return "\n".join(lines)
 
 

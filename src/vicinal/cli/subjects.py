@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -140,6 +141,8 @@ class Look:
             files, self.problems[:] = search([path])
             if not files:
                 raise VicinalError("no pictures to look at: " + "; ".join(self.problems))
+            if len(files) > self.count:  # a folder of classes begins with many of one class
+                files = random.Random(self.seed).sample(files, len(files))
             found = batches(files, subject.preprocessing, self.batch_size, self.problems, self.count)
             some = (([Path(name).stem for name in names], images) for names, images in found)
         elif self.images is not None:
@@ -189,13 +192,16 @@ def writing(places: Iterable[Path], *old: str) -> Iterator[None]:
 
     Args:
         places: the folders.
-        old: patterns of the files that the instrument writes.
+        old: names of the files that the instrument writes, and patterns of more. What fits a pattern is somebody else's
+            where none of the names is.
     """
+    names = [name for name in old if "*" not in name]
     with _telling():
         for place in places:
             place.mkdir(parents=True, exist_ok=True)
-            for file in [file for pattern in old for file in place.glob(pattern)]:
-                file.unlink()
+            if any((place / name).exists() for name in names):
+                for file in [file for pattern in old for file in place.glob(pattern)]:
+                    file.unlink()
         yield
 
 
