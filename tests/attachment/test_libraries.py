@@ -203,6 +203,31 @@ class TestTorchvision:
             torch.testing.assert_close(out.double(), shifted_windows_by_hand(module, x), atol=1e-5, rtol=1e-4)
         assert any(any(model.get_submodule(layer.name).shift_size) for layer in table.layers)
 
+    @pytest.mark.parametrize("spec", SPECS)
+    @torch.no_grad()
+    def test_maxvit_equals_the_formula(self, spec):
+        from torchvision.models import MaxVit
+
+        model = lively(MaxVit((32, 32), 12, 4, [12], [1], head_dim=6, stochastic_depth_prob=0.0, num_classes=5))
+        table = vicinal.attach(model, spec, img_size=32)
+        assert [layer.place for layer in table.layers] == ["4 windows of 4 x 4"] * 2
+        for layer in table.layers:
+            module = model.get_submodule(layer.name)
+            (x,), _, out = attention_io(module, lambda: model(PIXELS))
+            q, k, v = module.to_qkv(x).double().unflatten(-1, (3, module.n_heads, -1)).permute(3, 0, 1, 4, 2, 5)
+            scale, bias = module.prior()
+            logits = q @ k.mT * module.scale_factor * (1 if scale is None else scale) + (0 if bias is None else bias)
+            weights = (logits + module.get_relative_positional_bias()).softmax(-1)
+            expected = nn.functional.linear(
+                (weights @ v).transpose(2, 3).flatten(3), module.merge.weight.double(), module.merge.bias.double()
+            )
+            torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
+
+    def test_an_image_smaller_than_a_window_is_served(self):
+        model = self.swin()
+        table = vicinal.attach(model, "gmm", img_size=(12, 8))
+        assert [layer.place for layer in table.layers] == ["2 windows of 4 x 4"] * 2 + ["4 x 4"] * 2
+
     @pytest.mark.parametrize("make", ["vit", "swin"])
     def test_identity_changes_nothing_and_detach_gives_everything_back(self, make):
         model = getattr(self, make)()

@@ -72,7 +72,8 @@ class _Match:
         fitting = _all_fit(changes, own, last=len(self.seen) == RUNS)
         if not fitting:
             return None if fitting is None else OUT_OF_ORDER
-        self.cut = cut, self._snapped(best, row, column)
+        shift = self._snapped(best, row, column)
+        self.cut = (Cut(cut.layout), shift) if shift == (0, 0) else (cut, shift)  # no roll: the same, padded when it may
         return "its tokens run down the columns of the image, not along its rows" if cut.layout == "columns" else ""
 
     def is_cut_like(self, others: Sequence["_Match"]) -> bool:
