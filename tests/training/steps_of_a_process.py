@@ -27,8 +27,9 @@ def main(folder: Path) -> None:
                 gradients = {name: parameter.grad.clone() for name, parameter in job.network.named_parameters()}
     if job.accelerator.is_main_process:
         save_file({**gradients, "losses": torch.stack(losses)}, folder / f"{job.accelerator.num_processes}.safetensors")
-    job.accelerator.wait_for_everyone()  # else gloo may still hold a tensor when its group goes, and wait for ever
-    job.accelerator.end_training()
+    # The group stays to the end, as in training: ending it here would free it together with `job`, which holds Python's
+    # lock, and gloo may wait for that lock to free its last tensor.
+    job.accelerator.wait_for_everyone()
 
 
 if __name__ == "__main__":
