@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from attention_by_hand import cait, swin, vit
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 
+from attention_by_hand import cait, swin, vit
 from vicinal import VicinalError
 from vicinal.analysis.attention import attention_statistics
 from vicinal.analysis.attention_drawing import draw_maps, draw_rollout, draw_statistics

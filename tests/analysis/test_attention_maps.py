@@ -3,9 +3,9 @@ import json
 
 import pytest
 import torch
-from attention_by_hand import cait, hooked, swin, swin_place, vit
 
 import vicinal
+from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
 from vicinal.analysis.attention_maps import attention_maps, write_maps
 from vicinal.attachment import patch_attention

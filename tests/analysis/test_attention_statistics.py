@@ -5,10 +5,10 @@ import weakref
 
 import pytest
 import torch
-from attention_by_hand import cait, hooked, swin, swin_place, vit
 from torch import nn
 
 import vicinal
+from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
 from vicinal.analysis.attention import attention_statistics
 from vicinal.analysis.attention_maps import attention_maps

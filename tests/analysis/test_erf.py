@@ -8,27 +8,14 @@ from timm.models.eva import Eva
 from timm.models.levit import Levit
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vicinal
+from lively_models import lively, vit
 from vicinal import VicinalError
 from vicinal.analysis.erf import ReceptiveField, receptive_field
 
 SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
-
-
-def vit(**options):
-    settings = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 3}
-    return lively(VisionTransformer(**settings | options))
-
-
-def lively(model):
-    """Weights of the size of 1, so that attention is far from uniform."""
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    return model.eval()
 
 
 def tokens(model, images):

@@ -3,25 +3,12 @@ import pytest
 import torch
 from timm.models.resnet import BasicBlock, ResNet
 from timm.models.tnt import TNT
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import vicinal
+from lively_models import lively, vit
 from vicinal import VicinalError
 from vicinal.analysis.erf import receptive_field
-
-
-def vit(**options):
-    settings = {"img_size": 8, "patch_size": 4, "embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 3}
-    return lively(VisionTransformer(**settings | options))
-
-
-def lively(model):
-    """Weights of the size of 1, so that attention is far from uniform."""
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    return model.eval()
 
 
 def test_no_more_than_the_layer_asked_for_is_run():

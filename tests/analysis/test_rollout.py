@@ -1,8 +1,8 @@
 import pytest
 import torch
-from attention_by_hand import cait, hooked, swin, swin_place, vit
 
 import vicinal
+from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
 from vicinal.analysis.rollout import rollout
 

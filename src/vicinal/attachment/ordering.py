@@ -73,7 +73,9 @@ class _Match:
         if not fitting:
             return None if fitting is None else OUT_OF_ORDER
         shift = self._snapped(best, row, column)
-        self.cut = (Cut(cut.layout), shift) if shift == (0, 0) else (cut, shift)  # no roll: the same, padded when it may
+        self.cut = (
+            (Cut(cut.layout), shift) if shift == (0, 0) else (cut, shift)
+        )  # no roll: the same, padded when it may
         return "its tokens run down the columns of the image, not along its rows" if cut.layout == "columns" else ""
 
     def is_cut_like(self, others: Sequence["_Match"]) -> bool:
