@@ -34,7 +34,6 @@ __all__ = ["SHARES", "Mode", "ReceptiveField", "receptive_field"]
 Mode = Literal["clip", "abs"]
 SHARES = (0.2, 0.3, 0.5, 0.99)
 """Of the energy, for which `ReceptiveField.as_dict` gives the centred square."""
-ROUNDING = 1e-5  # of the gradient of other channels: less is what single precision leaves of nothing
 FITTED = 64  # cells a side at most that a Gaussian is fitted to: more take seconds
 
 
@@ -227,8 +226,8 @@ def receptive_field(
     >>> found.layer, found.at, found.grid, found.field.shape
     ('blocks.0', (4, 6), (8, 12), (32, 48))
 
-    The model runs as in evaluation, up to the layer, once for a batch; before, a few times on noise and on the first
-    image, to find the layer and the patch in it. It is left as it was.
+    The model runs as in evaluation, up to the layer, once for a batch; before, a few times on noise, to find
+    the layer and the patch in it. It is left as it was.
 
     Args:
         model: any vision model of timm, transformers or torchvision, or a network of convolutions.
@@ -261,7 +260,6 @@ def receptive_field(
             if run is None or chosen is None or total is None:
                 run = runner_for(model, example=batch)
                 chosen = find_map(run, layer, at)
-                _refuse_rounding(run, chosen, batch)
                 total = torch.zeros(run.image, dtype=torch.float64)
             if batch.shape[1:] != run.shape:
                 raise VicinalError(
@@ -296,37 +294,15 @@ def receptive_field(
 
 def _energy(run: Runner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> Tensor:
     """Sum over a batch of each image's energy: `(height, width)`."""
-    patch, pixels = _of_patch(run, chosen, batch)
+    # One image is taken twice: on the CPU, torch 2.13 gives a wrong gradient of BatchNorm in evaluation for a batch of
+    # one where tokens come behind it, as in XCiT and LeViT.
+    like = next(run.model.parameters(), batch)
+    pixels = batch.repeat(2, 1, 1, 1) if len(batch) == 1 else batch
+    pixels = pixels.detach().to(like.device, like.dtype, copy=True).requires_grad_()
+    patch = chosen.of_patch(chosen.output(run, pixels))
     (gradient,) = torch.autograd.grad(patch.mean(1).sum(), pixels)
     by_image = gradient[: len(batch)].cpu().double().mean(1)
     return (by_image.clamp(min=0) if mode == "clip" else by_image.abs()).sum(0)
-
-
-def _of_patch(run: Runner, chosen: FeatureMap, batch: Tensor) -> tuple[Tensor, Tensor]:
-    """The patch's channels, `(images, channels)`, and the pixels to go back to.
-
-    One image is taken twice: on the CPU, torch 2.13 gives a wrong gradient of BatchNorm in evaluation for a batch of
-    one where tokens come behind it, as in XCiT and LeViT.
-    """
-    like = next(run.model.parameters(), batch)
-    batch = batch.repeat(2, 1, 1, 1) if len(batch) == 1 else batch
-    pixels = batch.detach().to(like.device, like.dtype, copy=True).requires_grad_()
-    return chosen.of_patch(chosen.output(run, pixels)), pixels
-
-
-def _refuse_rounding(run: Runner, chosen: FeatureMap, batch: Tensor) -> None:
-    """Refuse a patch whose mean channel is the same whatever the image, so that its gradient is rounding."""
-    patch, pixels = _of_patch(run, chosen, batch[:1])
-    weights = torch.randn(patch.shape[1], generator=torch.Generator().manual_seed(0)).to(patch)
-    mean, other = (
-        float(torch.autograd.grad(value.sum(), pixels, retain_graph=True)[0].norm())
-        for value in (patch.mean(1), (weights * patch).mean(1))
-    )
-    if mean < max(ROUNDING, 4 * torch.finfo(patch.dtype).eps) * other:
-        raise VicinalError(
-            f"the mean channel of {chosen.name} is the same for every image, as behind a norm whose weights are all "
-            "alike, so its gradient is only rounding; name a layer in front of that norm, or take trained weights"
-        )
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ LAYERS = (nn.Linear, nn.Conv2d)
 DISTURBED = 8  # images, at most, that are looked at with a patch as it is and with another in its place
 OTHER = 0.5  # a place that changes less than so much of the one that changes most is not the patch's
 CLEAR = 4.0  # times the median: what the patch's token changes by at least
+ROUNDING = 1e-5  # of its usual change: a mean over channels that changes less does not change
 SAME = 1e-3  # of the largest value: differences between two runs that the order of sums may make
 
 
@@ -106,10 +107,13 @@ def find_map(run: Runner, layer: int | str | None = None, at: tuple[int, int] | 
         before = [name for name in blocks if order.index(name) < order.index(chosen.name)] + [chosen.name]
         stem = max((maps[name][0].grid for name in before), key=lambda grid: grid.patches)
         chosen = replace(chosen, at=(row, column), stem=(stem.height, stem.width))
-        _refuse_chance(run, chosen)
+        output = chosen.output(run, run.noise(2))
+        _refuse_chance(run, chosen, output)
         if chosen.layout == "tokens":
-            return _with_token(run, chosen, _least_mixed(chosen, maps, before))
-        _refuse_other_axes(run, chosen)
+            chosen = _with_token(run, chosen, _least_mixed(chosen, maps, before))
+        else:
+            _refuse_other_axes(run, chosen)
+        _refuse_rounding(chosen, output)
         return chosen
 
 
@@ -268,13 +272,27 @@ def _laid_out(run: Runner, readings: Sequence[FeatureMap]) -> FeatureMap:
     return readings[peaks.index(max(peaks))]
 
 
-def _refuse_chance(run: Runner, chosen: FeatureMap) -> None:
+def _refuse_chance(run: Runner, chosen: FeatureMap, output: Tensor) -> None:
     """Refuse a layer that draws at random, also in evaluation, as models do that are trained by masking."""
-    one, other = (chosen.output(run, run.noise(2)) for _ in range(2))
-    if not bool(((one - other).abs() <= SAME * one.abs().max()).all()):
+    again = chosen.output(run, run.noise(2)[:1])
+    if not bool(((output[:1] - again).abs() <= SAME * output.abs().max()).all()):
         raise VicinalError(
             f"{chosen.name} gives another output each time for the same images, so patches have no place in it; "
             "switch off what the model draws at random, such as masking"
+        )
+
+
+def _refuse_rounding(chosen: FeatureMap, output: Tensor) -> None:
+    """Refuse a patch whose mean channel is the same whatever the image, so that its gradient is rounding."""
+    one, other = chosen.of_patch(output).cpu().double()
+    change = one - other
+    usual = (
+        float(change.square().mean().sqrt()) / len(change) ** 0.5
+    )  # of a mean of channels that have nothing in common
+    if float(change.mean().abs()) < max(ROUNDING, 4 * torch.finfo(output.dtype).eps) * usual:
+        raise VicinalError(
+            f"the mean channel of {chosen.name} is the same for every image, as behind a norm whose weights are all "
+            "alike, so its gradient is only rounding; name a layer in front of that norm, or take trained weights"
         )
 
 
