@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from vicinal.attachment.coverage import Finding, look_at, page, read_notes
+from vicinal import VicinalError
+from vicinal.attachment.coverage import NO_MEMORY, Finding, _look_at, look_at, page, read_notes
 from vicinal.cli.main import main
 
 
@@ -73,6 +74,25 @@ def test_a_model_that_needs_too_much_memory_is_noted(tmp_path, capsys):
     (finding,) = read_notes(notes)
     assert finding.skipped == "it needs more memory than the survey may use"
     assert f"| test_vit | {finding.skipped} |" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "skipped"),
+    [
+        (MemoryError(), NO_MEMORY),
+        (SystemError("frame"), NO_MEMORY),
+        (RuntimeError("std::bad_alloc"), NO_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"), NO_MEMORY),
+        (VicinalError("the model does not run on images of 3 x 8 x 8: MemoryError: "), NO_MEMORY),
+        (RuntimeError("shapes differ\nby much"), "RuntimeError: shapes differ"),
+    ],
+)
+def test_every_way_to_say_that_memory_is_out_is_known(monkeypatch, error, skipped):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("vicinal.attachment.coverage.look_at", fail)
+    assert _look_at("name", "family", 10).skipped == skipped
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,9 @@ def _look_at(name: str, family: str, limit: int) -> Finding:
     try:
         return look_at(name, family, limit)
     except (VicinalError, RuntimeError, MemoryError, SystemError) as error:
-        # Python without memory for its own frames says SystemError
-        if isinstance(error, MemoryError | SystemError) or "allocate memory" in str(error):
+        # Python without memory for its own frames says SystemError; a model's own error may be told inside of another
+        said = ("allocate memory", "bad_alloc", "MemoryError")
+        if isinstance(error, MemoryError | SystemError) or any(words in str(error) for words in said):
             return Finding(name, family, skipped=NO_MEMORY)
         return Finding(name, family, skipped=f"{type(error).__name__}: {error}".split("\n")[0][:200])
     finally:
