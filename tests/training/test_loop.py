@@ -176,6 +176,12 @@ def test_a_run_is_evaluated_again_on_its_own_splits(tmp_path):
     assert found["val"].top1 == run.metrics[-1]["val_top1"]
 
 
+def test_a_run_in_lower_precision_does_not_change_how_others_are_evaluated(tmp_path):
+    run = vicinal.fit(config(tmp_path / "run", epochs=1, val_size=60))
+    vicinal.fit(config(tmp_path / "other", epochs=1, precision="bf16"))
+    assert evaluate_split(run, "test")[0].loss == pytest.approx(run.results["test"]["loss"], rel=1e-6)
+
+
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     one, again, other = (
         vicinal.fit(config(tmp_path / name, seed=seed, epochs=1)) for name, seed in (("a", 1), ("b", 1), ("c", 2))

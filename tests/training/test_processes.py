@@ -58,10 +58,7 @@ def test_launchers_write_one_run_with_exact_figures(tmp_path, launcher, processe
     for split, images in (("val", 51), ("test", 359)):
         again = evaluate_split(found, split)[0]
         assert again.images == found.results[split]["images"] == images
-        seen, seen_again = (torch.tensor(each) for each in (found.results[split]["confusion"], again.confusion))
-        assert torch.equal(seen.sum(1), seen_again.sum(1))  # every image of every class once
-        # Batches of another size are summed in another order: an image whose first two classes tie may go either way.
-        assert (seen - seen_again).abs().sum() <= 2
+        assert again.confusion == found.results[split]["confusion"]
         assert again.loss == pytest.approx(found.results[split]["loss"], rel=1e-5)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from vicinal.data import Images, Loader, Preprocessing, open_source, split
 from vicinal.errors import VicinalError
+from vicinal.training.machine import new_accelerator
 from vicinal.training.runs import Run
 
 __all__ = ["Evaluation", "evaluate", "evaluate_split"]
@@ -53,7 +54,7 @@ def evaluate_split(
         raise VicinalError(f"the classes of {config.dataset} are not those that {run.folder} was trained on")
     images = Images(pictures, Preprocessing.of_model(declared), cache_dir=config.cache_dir)
     loader = Loader(images, batch_size=batch_size, shuffle=False)
-    accelerator = Accelerator(cpu=device == "cpu")
+    accelerator = new_accelerator(device == "cpu")
     model.to(accelerator.device)
     return evaluate(model, loader, len(source.class_names), accelerator), source.class_names
 

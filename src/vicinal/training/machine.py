@@ -1,4 +1,4 @@
-"""What a run should know of its machine, and how a CPU is told to keep freed memory."""
+"""What a run should know of its machine, how its devices are set up, and how a CPU keeps freed memory."""
 
 import ctypes
 import os
@@ -14,14 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
-__all__ = ["describe", "keep_memory", "seed_everything"]
+__all__ = ["describe", "keep_memory", "new_accelerator", "seed_everything"]
 
 # From glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 KEEPING = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1}
 # glibc's defaults cannot be asked for again; these are the values that its thresholds grow to by themselves.
 USUAL = {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 32 * 2**20, M_TRIM_THRESHOLD: 64 * 2**20}
+
+
+def new_accelerator(cpu: bool, precision: str = "no", *, compiled: bool = False) -> Accelerator:
+    """Devices and processes, as they were set up, in a precision of its own.
+
+    Accelerate keeps the precision that a process began with; a later run, or an evaluation, may have another.
+    """
+    if AcceleratorState._shared_state:
+        AcceleratorState._reset_state()
+    return Accelerator(cpu=cpu, mixed_precision=precision, dynamo_backend="inductor" if compiled else None)
 
 
 @contextmanager

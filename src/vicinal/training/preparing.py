@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch import nn
 
 from vicinal.attachment import attach
@@ -18,7 +17,7 @@ from vicinal.models.resizing import priors_of, written_priors
 from vicinal.training.config import DEFAULT_MODEL, TrainConfig
 from vicinal.training.groups import create_optimizer
 from vicinal.training.locating import model_folder
-from vicinal.training.machine import seed_everything
+from vicinal.training.machine import new_accelerator, seed_everything
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
@@ -58,10 +57,8 @@ def start(config: TrainConfig) -> Accelerator:
     cpu = on_cpu(config)
     if cpu and config.precision == "fp16":
         raise VicinalError("--precision fp16 needs a GPU; on a CPU, bf16 or fp32 work")
-    if AcceleratorState._shared_state:  # Accelerate allows one precision a process; a later run may have another
-        AcceleratorState._reset_state()
     precision = config.precision if config.precision in ("bf16", "fp16") else "no"
-    accelerator = Accelerator(cpu=cpu, mixed_precision=precision, dynamo_backend="inductor" if config.compile else None)
+    accelerator = new_accelerator(cpu, precision, compiled=config.compile)
     pieces = accelerator.num_processes * config.accumulate
     if config.batch_size % pieces:
         raise VicinalError(
