@@ -1,0 +1,96 @@
+"""Where the tokens of an attention sit: the cell of every token in a lattice over the image.
+
+`Cells` holds what was measured, window by window. `Layout` is what a prior needs of it: one grid that all windows share,
+and the order of the tokens in it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vicinal.grid import Grid
+
+__all__ = ["Cells", "Layout"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The cell of every token, in a lattice of `rows x columns` over the image."""
+
+    rows: int
+    columns: int
+    index: Tensor
+    """`(windows, tokens)`: row-major cell; -1 for a token without a place: class token, register, query, padding."""
+    origin: tuple[float, float] | None = None
+    """Center of the first cell, as parts of the image's height and width; measured. None for `0.5 / (rows, columns)`."""
+    pitch: tuple[float, float] | None = None
+    """Distance of neighboring centers, as parts of the image; measured. None for `1 / (rows, columns)`."""
+
+    @property
+    def windows(self) -> int:
+        """Number of windows that an image is cut into; 1 where attention is global."""
+        return self.index.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in a window."""
+        return self.index.shape[1]
+
+    @property
+    def coordinates(self) -> Tensor:
+        """Returns row and column of each token, `(windows, tokens, 2)`; -1 without a place."""
+        row, column = self.index.div(self.columns, rounding_mode="floor"), self.index % self.columns
+        return torch.stack([row, column], -1).masked_fill(self.index[..., None] < 0, -1)
+
+    @property
+    def centers(self) -> Tensor:
+        """Returns the center of each token's cell as parts of the image, `(windows, tokens, 2)`; NaN without a place."""
+        origin = torch.tensor(self.origin or (0.5 / self.rows, 0.5 / self.columns), dtype=torch.float64)
+        pitch = torch.tensor(self.pitch or (1 / self.rows, 1 / self.columns), dtype=torch.float64)
+        return (origin + pitch * self.coordinates).masked_fill(self.index[..., None] < 0, torch.nan)
+
+    def same_as(self, other: "Cells") -> bool:
+        """Returns whether every token sits in the same cell of the same lattice."""
+        return (self.rows, self.columns) == (other.rows, other.columns) and torch.equal(self.index, other.index)
+
+    def to_map(self, values: Tensor) -> Tensor:
+        """Sums values per token, `(..., windows, tokens)`, over the tokens of each cell: `(..., rows, columns)`.
+
+        Tokens without a place are left out.
+        """
+        count = self.rows * self.columns
+        index = torch.where(self.index < 0, count, self.index).flatten().to(values.device)
+        total = values.new_zeros(*values.shape[:-2], count + 1).index_add(-1, index, values.flatten(-2))
+        return total[..., :count].unflatten(-1, (self.rows, self.columns))
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns}" + (f" in {self.windows} windows" if self.windows > 1 else "")
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The grid that a prior is built for, and which token sits where in it; the same in all windows."""
+
+    grid: Grid
+    """Rows and columns of a window, behind the tokens that have no place in any window."""
+    order: Tensor | None = None
+    """Token at each position of the grid's sequence, `(tokens,)`: tokens without a place first, then row by row. None
+    where tokens are in that order already."""
+    suffix: int = 0
+    """How many of the tokens without a place stand behind the last patch."""
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens without a place that stand in front of the first patch or between patches."""
+        return self.grid.prefix - self.suffix
+
+    @property
+    def position(self) -> Tensor | None:
+        """Returns the position of each token in the grid's sequence, `(tokens,)`, the inverse of `order`; or None."""
+        return None if self.order is None else self.order.argsort()
+
+    def __str__(self) -> str:
+        text = f"{self.grid.height} x {self.grid.width}"
+        text += f" + {self.prefix} prefix" if self.prefix else ""
+        return text + (f" + {self.suffix} suffix" if self.suffix else "")

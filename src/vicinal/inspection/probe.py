@@ -1,0 +1,182 @@
+"""Disturbs the image of a model and collects how every query and key responds: the evidence of where tokens sit.
+
+A probe runs the model on noise and on the same noise under four ramps: disturbances that grow downward, upward, to the
+right and to the left. Nothing mixes places meanwhile: attention returns zeros, and a convolution or pooling passes on
+how much each place differs, in that place. So a token's squared responses to the four ramps give its center, in every
+layer, however deep.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vicinal.inspection.attention_observer import AttentionCall, AttentionObserver
+from vicinal.inspection.model_runner import ModelRunner
+
+__all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of"]
+
+RAMPS = 4
+AMPLITUDE = 0.01  # of a map's spread: responses then grow as its square, and are far above rounding
+MIN_SPREAD = 1e-6  # a map whose values differ by less is taken to be constant
+# Operations that look at several places of a map `(images, channels, rows, columns)` at once.
+SPATIAL = {
+    torch.conv2d,
+    F.conv2d,
+    torch.conv_transpose2d,
+    torch.max_pool2d,
+    F.max_pool2d,
+    F.avg_pool2d,
+    F.adaptive_avg_pool2d,
+    F.adaptive_max_pool2d,
+    F.lp_pool2d,
+}
+
+Key = tuple[nn.Module, int, int, int]
+"""An attention in a run: module, number of its forward, number of its product, and that of its softmax."""
+Follow = Callable[[tuple[int, ...]], Tensor]
+"""Given the shape of the logits, returns weights by which queries take the value of one key each."""
+
+
+@dataclass(eq=False)
+class Evidence:
+    """How the queries and keys of one attention responded to ramps."""
+
+    call: AttentionCall
+    """The attention, without its queries and keys."""
+    images: int
+    """Number of images in the batch of a probe."""
+    image_axis: tuple[int, bool] | None = None
+    """Leading axis of the logits that counts images, and whether images vary fastest in it; None if no axis does."""
+    queries: list[Tensor] = field(default_factory=list)
+    """Squared responses, one tensor for each probe: `(RAMPS, *leading, tokens)`, where images are left out of the
+    leading axes. Relative to the mean squared length of a query."""
+    keys: list[Tensor] = field(default_factory=list)
+    """As `queries`."""
+
+
+def ramps(height: int, width: int) -> Tensor:
+    """Returns how strongly each pixel is disturbed, `(RAMPS, height, width)`: the squares are linear in the position."""
+    row, column = ((torch.arange(n) + 0.5) / n for n in (height, width))
+    down, right = row[:, None].expand(height, width), column.expand(height, width)
+    return torch.stack([down, 1 - down, right, 1 - right]).sqrt()
+
+
+def collect_evidence(runner: ModelRunner, seeds: range, follow: Mapping[Key, Follow]) -> dict[Key, Evidence]:
+    """Probes a model once for each seed, with other noise.
+
+    Args:
+        runner: the model, in evaluation mode and full precision, and its images.
+        seeds: of the noise.
+        follow: attention in which queries take the value of a key, instead of zeros.
+
+    Returns:
+        The evidence of every attention, in the order in which they run.
+    """
+    found: dict[Key, Evidence] = {}
+    height, width = runner.image
+    masks = ramps(height, width).view(RAMPS, *[1] * (len(runner.shape) - 2), height, width)
+    for seed in seeds:
+        base, noise = torch.randn(2, *runner.shape, generator=torch.Generator().manual_seed(seed))
+        # The first image again at the end shows which axis of the logits counts images.
+        images = runner.like_model(torch.cat([base[None], base + AMPLITUDE * masks * noise.sign(), base[None]]))
+        _Prober(runner.model, len(images), follow, found).run(functools.partial(runner, images))
+    return found
+
+
+class _Prober(AttentionObserver):
+    """Keeps places apart while a model runs on a base image, its disturbed copies, and the base image again."""
+
+    def __init__(
+        self, model: nn.Module, images: int, follow: Mapping[Key, Follow], found: dict[Key, Evidence]
+    ) -> None:
+        super().__init__(model, self._collect)
+        self.images, self.follow, self.found = images, follow, found
+
+    def attention_result(self, call: AttentionCall, result: Tensor, weights: Tensor | None, recompute: Any) -> Tensor:
+        """Returns zeros, or the values that queries follow."""
+        follow = self.follow.get(key_of(call))
+        if follow is None or (weights is not None and tuple(weights.shape) != call.logits):
+            return torch.zeros_like(result)
+        return recompute(follow(call.logits))  # type: ignore[no-any-return]
+
+    def on_other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Keeps differences between images in place."""
+        result = super().on_other(func, args, kwargs)
+        if func in SPATIAL and isinstance(result, Tensor) and args:
+            return _kept_in_place(args[0], result, self.images)
+        return result
+
+    def _collect(self, call: AttentionCall) -> None:
+        evidence = self.found.setdefault(key_of(call), Evidence(call, self.images))
+        responses = _responses(call, self.images)
+        if responses is None:
+            evidence.image_axis = None
+        elif evidence.queries and (evidence.image_axis != responses[0] or evidence.call.logits != call.logits):
+            evidence.image_axis = None
+        else:
+            evidence.image_axis = responses[0]
+            evidence.queries.append(responses[1])
+            evidence.keys.append(responses[2])
+        call.q = call.k = torch.empty(0)
+
+
+def key_of(call: AttentionCall) -> Key:
+    """Returns what names an attention in every run of the model."""
+    return call.module, call.forward, call.step.product, call.step.softmax
+
+
+def _responses(call: AttentionCall, images: int) -> tuple[tuple[int, bool], Tensor, Tensor] | None:
+    """Returns the axis of the images and the squared responses of queries and keys; None if no axis counts images.
+
+    Images are counted where the first and the last index, the same image, agree.
+    """
+    lead = call.logits[:-2]
+    sides = []
+    for x in (call.q, call.k):
+        missing = len(lead) - (x.dim() - 2)
+        x = x.reshape(*[1] * missing, *x.shape)
+        sides.append(x.expand(*(max(n, m) for n, m in zip(lead, x.shape, strict=False)), *x.shape[-2:]))
+    for axis, size in enumerate(lead):
+        if size % images:
+            continue
+        for fastest in (False, True):
+            parts = (-1, images) if fastest else (images, -1)
+            split = [x.unflatten(axis, parts).movedim(axis + fastest, 0) for x in sides]
+            if all(_same(x[0], x[-1]) for x in split):
+                queries, keys = (_squared(x) for x in split)
+                return (axis, fastest), queries, keys
+    return None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+
+
+def _squared(x: Tensor) -> Tensor:
+    """Returns squared differences from the first image, `(RAMPS, *leading, tokens)`, on the CPU."""
+    x = x.float()
+    squared = (x[1:-1] - x[:1]).square().sum(-1).cpu().double()
+    return squared / float(x.square().sum(-1).double().mean().clamp(min=torch.finfo(torch.float64).tiny))
+
+
+def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
+    """Returns a map `out` as if the operation that made it from the map `x` had not mixed places.
+
+    How far an image differs from the first one, in a place of `x`, is how far it differs in that place of `out`. What
+    is computed from all places at once, as before a squeeze-and-excitation, is the first image's.
+    """
+    if x.dim() != 4 or out.dim() != 4 or len(x) != len(out) or len(x) % images:
+        return out
+    was, now = x.unflatten(0, (images, -1)), out.unflatten(0, (images, -1))
+    if out[0, 0].numel() == 1:
+        return now[:1].expand_as(now).flatten(0, 1).clone()
+    differs = F.adaptive_avg_pool2d((was - was[:1]).square().mean(2), out.shape[2:]).sqrt()
+    most, spread = float(differs.max()), float(now[0].std())
+    differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
+    signs = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(0)).sign().to(out)
+    return (now[:1] + differs[:, :, None] * signs).flatten(0, 1)
