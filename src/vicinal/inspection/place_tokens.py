@@ -23,9 +23,12 @@ MIN_CENTER_STD = 0.02  # parts of the image: tokens whose centers differ by less
 # In cells:
 MAX_RESIDUAL = 0.22  # rms distance of tokens from the lines of their rows and columns
 MAX_DISTANCE = 0.45  # of a single token
+MAX_LONE_DISTANCE = 0.65  # of a token all of whose neighbors are in their cells, which leave only its own
+LONE_TOKENS = 0.005  # share of tokens that may be farther than MAX_DISTANCE
 MAX_LINE_SHIFT = 0.3  # of a line from even spacing
 MAX_EDGE_SHIFT = 0.45  # of the first and last line, whose cells may stick out of the image
-MAX_HEAD_DISTANCE = 0.15  # rms distance of a token's centers in different heads
+MAX_HEAD_SHIFT = 0.12  # rms distance of the mean centers of different heads
+MAX_HEAD_DISTANCE = 0.3  # rms distance of a token's centers in different heads
 MAX_MOVE = 0.75  # of a token from one probe to another
 MAX_MOVED = 0.02  # share of tokens that may move farther, where centers are noisy
 CLEAR_RESIDUAL = 0.12  # centers with less are not noisy
@@ -124,7 +127,11 @@ def _folded(sides: list[Tensor], axis: int) -> tuple[tuple[Factor, int], ...]:
 
 
 def _agree(responses: Tensor) -> bool:
-    """Returns whether tokens have the same centers for all indices of axis 1 of `(RAMPS, indices, ..., tokens)`."""
+    """Returns whether tokens have the same centers for all indices of axis 1 of `(RAMPS, indices, ..., tokens)`.
+
+    If the indices were windows instead, all tokens of one would be shifted from those of another, by at least a quarter
+    of the distance of neighbors, rms.
+    """
     centers, heard = _centers(responses)
     if not bool((heard == heard[:1]).all()):
         return False
@@ -132,20 +139,16 @@ def _agree(responses: Tensor) -> bool:
     if not bool(everywhere.any()):
         return True
     mean = centers.mean(0)  # (..., tokens, 2)
-    apart = (centers - mean).square().mean(0)
-    limit = (MAX_HEAD_DISTANCE * _spacing(mean, everywhere)) ** 2
-    return bool((apart[everywhere].mean(0) <= limit).all())
+    apart = (centers - mean)[:, everywhere] / _spacing(mean[everywhere])  # (indices, tokens, 2)
+    shift = apart.mean(1).square().mean(0).sqrt().max()
+    distance = apart.square().mean((0, 1)).sqrt().max()
+    return bool(shift <= MAX_HEAD_SHIFT and distance <= MAX_HEAD_DISTANCE)
 
 
-def _spacing(centers: Tensor, heard: Tensor) -> float:
-    """Returns the typical distance of neighbors in a window, from centers `(..., tokens, 2)` of `(..., tokens)`."""
-    centers, heard = centers.reshape(-1, *centers.shape[-2:]), heard.reshape(-1, heard.shape[-1])
-    spacings = []
-    for points in (window[mask] for window, mask in zip(centers, heard, strict=True)):
-        if len(points) > 1:
-            extent = points.std(0, correction=0) * math.sqrt(12)
-            spacings.append(max(float(extent.prod() / len(points)) ** 0.5, float(extent.max()) / len(points)))
-    return min(spacings, default=0.0)
+def _spacing(points: Tensor) -> float:
+    """Returns the distance of neighbors, if points `(n, 2)` fill a rectangle evenly."""
+    extent = points.std(0, correction=0) * math.sqrt(12)
+    return max(float(extent.prod() / len(points)) ** 0.5, float(extent.max()) / len(points))
 
 
 def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
@@ -226,10 +229,20 @@ def _fit(points: Tensor, row: Tensor, column: Tensor, rows: int, columns: int, a
         shift = (lines[axis] - origin[axis] - pitch[axis] * number).abs() / pitch[axis]
         if float(shift.max()) > MAX_EDGE_SHIFT or (count > 3 and float(shift[middle].max()) > MAX_LINE_SHIFT):
             return None
-        if float(spread[axis].max()) / pitch[axis] > MAX_DISTANCE:
-            return None
         residual = max(residual, float(spread[axis].square().mean().sqrt()) / pitch[axis])
-    if residual > MAX_RESIDUAL:
+    distance = torch.maximum(spread[0] / pitch[0], spread[1] / pitch[1])
+    if residual > MAX_RESIDUAL or not _all_in_their_cells(distance, row, column, residual):
         return None
     cells = row * columns + column
     return _Lattice(rows, columns, cells, (origin[0], origin[1]), (pitch[0], pitch[1]), residual)
+
+
+def _all_in_their_cells(distance: Tensor, row: Tensor, column: Tensor, residual: float) -> bool:
+    """Returns whether no token could belong to another cell, from its distance to its own, in cells."""
+    far = (distance > MAX_DISTANCE).nonzero()[:, 0]
+    if len(far) == 0:
+        return True
+    if residual > CLEAR_RESIDUAL or len(far) > LONE_TOKENS * len(distance) or float(distance.max()) > MAX_LONE_DISTANCE:
+        return False
+    apart = torch.maximum((row[far, None] - row[far]).abs(), (column[far, None] - column[far]).abs())
+    return bool((apart + 3 * torch.eye(len(far)) > 2).all())

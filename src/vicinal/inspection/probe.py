@@ -108,7 +108,9 @@ class _Prober(AttentionObserver):
         """Keeps differences between images in place."""
         result = super().on_other(func, args, kwargs)
         if func in SPATIAL and isinstance(result, Tensor) and args:
-            return _kept_in_place(args[0], result, self.images)
+            kept = _kept_in_place(args[0], result, self.images)
+            kept._attention_marks = getattr(result, "_attention_marks", ())  # type: ignore[attr-defined]
+            return kept
         return result
 
     def _collect(self, call: AttentionCall) -> None:
