@@ -1,0 +1,83 @@
+"""The size of the image that a model is running on, noted where the image enters it.
+
+The root's forward is not the place: `forward_features`, `forward_intermediates` and feature extraction bypass it. A
+hook of the first modules that are given the image notes its height and width for this thread, and attention looks it
+up. `threading.local` is traced by Dynamo; `ContextVar.set` is not.
+"""
+
+import threading
+import uuid
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.inspection.model_runner import ModelRunner
+
+__all__ = ["ImageSizeHook", "find_image_modules", "noted_size"]
+
+UNKNOWN = (0, 0)
+"""Noted where the module was given no image, such as patches cut by somebody else."""
+
+_notes = threading.local()
+
+
+class ImageSizeHook:
+    """A forward pre-hook that notes the size of the image that its module is given.
+
+    Args:
+        axes: number of axes of a batch of images.
+        channels: size of the second axis.
+    """
+
+    def __init__(self, axes: int, channels: int) -> None:
+        self.axes, self.channels = axes, channels
+        self.key = f"size_{uuid.uuid4().hex}"
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.jit.is_tracing():  # sizes are tensors then
+            return
+        size = UNKNOWN
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Tensor) and x.dim() == self.axes and x.shape[1] == self.channels:
+                size = (x.shape[-2], x.shape[-1])
+                break
+        setattr(_notes, self.key, size)
+
+    def register(self, modules: list[nn.Module]) -> None:
+        """Registers itself with modules."""
+        for module in modules:
+            module.register_forward_pre_hook(self, with_kwargs=True)
+
+    def remove(self, model: nn.Module) -> None:
+        """Removes itself from all modules of a model."""
+        for module in model.modules():
+            for number, hook in list(module._forward_pre_hooks.items()):
+                if isinstance(hook, ImageSizeHook) and hook.key == self.key:
+                    del module._forward_pre_hooks[number]
+                    module._forward_pre_hooks_with_kwargs.pop(number, None)
+
+
+def noted_size(key: str) -> tuple[int, int] | None:
+    """Returns height and width of the image that a hook last saw in this thread; None if it has not run here."""
+    return getattr(_notes, key, None)
+
+
+def find_image_modules(runner: ModelRunner) -> list[nn.Module]:
+    """Returns the innermost modules that are given the image, by running the model once on noise."""
+    given: list[nn.Module] = []
+    axes, channels = len(runner.shape) + 1, runner.shape[0]
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if module not in given and any(len(shape) == axes and shape[1] == channels for shape in shapes):
+            given.append(module)
+
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in runner.model.modules()]
+    try:
+        with torch.no_grad():
+            runner(runner.noise(1))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [module for module in given if not any(other in given for other in list(module.modules())[1:])]
