@@ -15,7 +15,7 @@ from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
 from vicinal.attachment.swapping import no_short_cut
 from vicinal.attention import attend, attention_weights
-from vicinal.compiled import recomputed_attention
+from vicinal.attention.compile_op import recomputed_attention
 from vicinal.errors import VicinalError, unknown
 
 __all__ = ["Tap", "tap"]

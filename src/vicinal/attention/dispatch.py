@@ -8,7 +8,7 @@ Why a prior costs little here, though no fused kernel multiplies logits or learn
   Logits, softmax and the prior's tokens x tokens form are computed again. That is less memory than the fused kernel
   keeps (no output, no log-sum-exp). And most of the time of eager attention was never arithmetic: it was page faults
   and cache misses on batch x heads x tokens x tokens arrays, which are a few cache-sized pieces here.
-- Under `torch.compile`, training on a CPU calls the same as an operator (compiled.py). Elsewhere, and under
+- Under `torch.compile`, training on a CPU calls the same as an operator (compile_op.py). Elsewhere, and under
   `torch.export`, the plain formula is traced; fusing it is the compiler's work.
 """
 
@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from vicinal.compiled import recomputed_attention
+from vicinal.attention.compile_op import recomputed_attention
+from vicinal.attention.recompute import CPU_PIECE, RecomputedAttention
 from vicinal.errors import VicinalError, unknown
 from vicinal.priors.base import Prior, autocasting, full_precision
-from vicinal.recomputed import CPU_PIECE, RecomputedAttention
 
 __all__ = ["attend", "attend_plain", "attention_weights"]
 

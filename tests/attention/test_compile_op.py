@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from attention_helpers import assert_all_close, gradients, inputs
-from vicinal import Grid, VicinalError, attend, build_prior, recomputed
+from vicinal import Grid, VicinalError, attend, build_prior
+from vicinal.attention import recompute
 
 
 def test_function_transforms_work():
@@ -34,7 +35,7 @@ def test_compiles_in_one_graph_with_gradients(spec):
 @pytest.mark.parametrize("tokens_in_piece", [2**19, 100])
 @pytest.mark.parametrize("add", [True, False])
 def test_the_compiled_operator_keeps_what_it_promises(add, tokens_in_piece, monkeypatch):
-    monkeypatch.setattr(recomputed, "CPU_PIECE", tokens_in_piece)
+    monkeypatch.setattr(recompute, "CPU_PIECE", tokens_in_piece)
     grid = Grid(2, 3, prefix=1)
     q, k, v = inputs(grid, v_dim=5)
     table = torch.rand(2, *grid.table_shape, requires_grad=True)

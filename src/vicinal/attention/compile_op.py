@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.recomputed import Settings, result_strides, run_backward, run_forward
+from vicinal.attention.recompute import Settings, result_strides, run_backward, run_forward
 
 __all__ = ["recomputed_attention"]
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from attention_helpers import assert_all_close, gradients, inputs
-from vicinal import Grid, VicinalError, attend, build_prior, recomputed
-from vicinal.recomputed import RecomputedAttention
+from vicinal import Grid, VicinalError, attend, build_prior
+from vicinal.attention import recompute
+from vicinal.attention.recompute import RecomputedAttention
 
 SPECS = ["gmm:init=spread", "gab", "gmm:init=paper+gab", "elm", "conv", "decay", "rpe:init=normal", "elm+gab", "none"]
 
@@ -35,7 +36,7 @@ def by_hand(q, k, v, prior, mask=None, scale=None):
 def pieces(request, monkeypatch):
     """Cut attention in each of the ways a large input would be."""
     room = {"all": 2**19, "images": 300, "heads": 150, "rows": 35}[request.param]  # logits; 2 heads have 200
-    monkeypatch.setattr(recomputed, "CPU_PIECE", room)
+    monkeypatch.setattr(recompute, "CPU_PIECE", room)
 
 
 @pytest.mark.parametrize("backend", ["auto", "plain", "recompute"])
@@ -137,7 +138,7 @@ def test_half_precision_stays_within_its_rounding(spec, dtype):
 
 @pytest.mark.usefixtures("pieces")
 def test_half_products_as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(recomputed, "_product_dtype", lambda q: q.dtype)
+    monkeypatch.setattr(recompute, "_product_dtype", lambda q: q.dtype)
     grid = Grid(3, 3, prefix=1)
     prior = build_prior("gmm:init=spread+gab", heads=2, grid=grid)
     half = inputs(grid, batch=5, dtype=torch.bfloat16)
@@ -264,7 +265,7 @@ def test_any_size_of_pieces_gives_the_same(batch, heads, room, height):
     q, k, v = inputs(grid, batch=batch, heads=heads)
     prior = build_prior("gmm:init=spread+gab", heads=heads, grid=grid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recomputed, "CPU_PIECE", room)
+        patch.setattr(recompute, "CPU_PIECE", room)
         out = attend(q, k, v, prior=prior)
         ours = gradients(out, [q, k, v, *prior.parameters()])
     plain = attend(q, k, v, prior=prior, backend="plain")
