@@ -5,7 +5,7 @@ import torch
 
 from attention_helpers import assert_all_close, gradients, inputs
 from vicinal import Grid, VicinalError, attend, build_prior
-from vicinal.attention import recompute
+from vicinal.attention import chunks
 
 
 def test_function_transforms_work():
@@ -33,14 +33,14 @@ def test_compiles_in_one_graph_with_gradients(spec):
 
 
 @pytest.mark.parametrize("tokens_in_piece", [2**19, 100])
-@pytest.mark.parametrize("add", [True, False])
-def test_the_compiled_operator_keeps_what_it_promises(add, tokens_in_piece, monkeypatch):
-    monkeypatch.setattr(recompute, "CPU_PIECE", tokens_in_piece)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_the_compiled_operator_keeps_what_it_promises(with_bias, tokens_in_piece, monkeypatch):
+    monkeypatch.setattr(chunks, "CPU_CHUNK_LOGITS", tokens_in_piece)
     grid = Grid(2, 3, prefix=1)
     q, k, v = inputs(grid, v_dim=5)
     table = torch.rand(2, *grid.table_shape, requires_grad=True)
-    bias = torch.randn(2, *grid.table_shape, requires_grad=True) if add else None
-    mask = torch.randn(3, 1, 7, 7) if add else None
+    bias = torch.randn(2, *grid.table_shape, requires_grad=True) if with_bias else None
+    mask = torch.randn(3, 1, 7, 7) if with_bias else None
     settings = (grid.height, grid.width, grid.prefix, True, 0.5, 0.0, 0)
     torch.library.opcheck(torch.ops.vicinal.recomputed_attention.default, (q, k, v, table, bias, mask, *settings))
 

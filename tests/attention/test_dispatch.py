@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from attention_helpers import assert_all_close, gradients, inputs
 from vicinal import Grid, VicinalError, attend, build_prior
-from vicinal.attention import recompute
+from vicinal.attention import chunks
 from vicinal.attention.recompute import RecomputedAttention
 
 SPECS = ["gmm:init=spread", "gab", "gmm:init=paper+gab", "elm", "conv", "decay", "rpe:init=normal", "elm+gab", "none"]
@@ -17,15 +17,15 @@ SPECS = ["gmm:init=spread", "gab", "gmm:init=paper+gab", "elm", "conv", "decay",
 def by_hand(q, k, v, prior, mask=None, scale=None):
     """Attention as a loop over images, heads, queries and keys, in float64."""
     q, k, v = (x.detach().double() for x in (q, k, v))
-    multiply, add = (None if values is None else values.detach() for values in prior())
+    prior_scale, prior_bias = (None if values is None else values.detach() for values in prior())
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = torch.zeros_like(v)
     for image, head, query in itertools.product(*map(range, q.shape[:3])):
         logits = []
         for key in range(k.shape[2]):
             logit = scale * float(q[image, head, query] @ k[image, head, key])
-            logit *= 1.0 if multiply is None else float(multiply[head, query, key])
-            logit += 0.0 if add is None else float(add[head, query, key])
+            logit *= 1.0 if prior_scale is None else float(prior_scale[head, query, key])
+            logit += 0.0 if prior_bias is None else float(prior_bias[head, query, key])
             logits.append(logit if mask is None else logit + float(mask[image, head, query, key]))
         weights = torch.tensor(logits, dtype=torch.float64).softmax(0)
         out[image, head, query] = weights @ v[image, head]
@@ -36,7 +36,7 @@ def by_hand(q, k, v, prior, mask=None, scale=None):
 def pieces(request, monkeypatch):
     """Cut attention in each of the ways a large input would be."""
     room = {"all": 2**19, "images": 300, "heads": 150, "rows": 35}[request.param]  # logits; 2 heads have 200
-    monkeypatch.setattr(recompute, "CPU_PIECE", room)
+    monkeypatch.setattr(chunks, "CPU_CHUNK_LOGITS", room)
 
 
 @pytest.mark.parametrize("backend", ["auto", "plain", "recompute"])
@@ -104,15 +104,15 @@ def test_gradcheck_in_double(dropout, per_offset):
     grid = Grid(2, 3, prefix=1)
     q, k, v = inputs(grid, batch=2, dim=3, dtype=torch.float64)
     shape = (2, *grid.table_shape) if per_offset else (2, grid.patches, grid.patches)
-    multiply, add = (torch.rand(shape, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    prior_scale, prior_bias = (torch.rand(shape, dtype=torch.float64, requires_grad=True) for _ in range(2))
     mask = torch.randn(2, 1, 7, 7, dtype=torch.float64, requires_grad=True)
 
     def function(*tensors):
-        q, k, v, multiply, add, mask = tensors
+        q, k, v, prior_scale, prior_bias, mask = tensors
         settings = (grid.height, grid.width, grid.prefix, per_offset, 0.5, dropout, 11)
-        return RecomputedAttention.apply(q, k, v, multiply, add, mask, *settings)
+        return RecomputedAttention.apply(q, k, v, prior_scale, prior_bias, mask, *settings)
 
-    assert torch.autograd.gradcheck(function, (q, k, v, multiply, add, mask))
+    assert torch.autograd.gradcheck(function, (q, k, v, prior_scale, prior_bias, mask))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -138,7 +138,7 @@ def test_half_precision_stays_within_its_rounding(spec, dtype):
 
 @pytest.mark.usefixtures("pieces")
 def test_half_products_as_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(recompute, "_product_dtype", lambda q: q.dtype)
+    monkeypatch.setattr(chunks, "product_dtype", lambda q: q.dtype)
     grid = Grid(3, 3, prefix=1)
     prior = build_prior("gmm:init=spread+gab", heads=2, grid=grid)
     half = inputs(grid, batch=5, dtype=torch.bfloat16)
@@ -265,7 +265,7 @@ def test_any_size_of_pieces_gives_the_same(batch, heads, room, height):
     q, k, v = inputs(grid, batch=batch, heads=heads)
     prior = build_prior("gmm:init=spread+gab", heads=heads, grid=grid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recompute, "CPU_PIECE", room)
+        patch.setattr(chunks, "CPU_CHUNK_LOGITS", room)
         out = attend(q, k, v, prior=prior)
         ours = gradients(out, [q, k, v, *prior.parameters()])
     plain = attend(q, k, v, prior=prior, backend="plain")
