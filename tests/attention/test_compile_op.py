@@ -1,23 +1,11 @@
-"""Attention under torch.compile, torch.export, torch.func, flex_attention and on the meta device."""
+"""Attention under torch.compile and torch.export."""
 
 import pytest
 import torch
 
 from attention_helpers import assert_all_close, gradients, inputs
-from vicinal import Grid, VicinalError, attend, build_prior
-from vicinal.attention import chunks
-
-
-def test_function_transforms_work():
-    grid = Grid(2, 2)
-    q, k, v = (x.detach() for x in inputs(grid))
-    prior = build_prior("gmm:init=spread+gab", heads=2, grid=grid)
-    per_image = torch.func.vmap(
-        torch.func.grad(lambda q, k, v: attend(q[None], k[None], v[None], prior=prior).square().sum()), in_dims=0
-    )(q, k, v)
-    q.requires_grad_()
-    (expected,) = torch.autograd.grad(attend(q, k, v, prior=prior).square().sum(), q)
-    torch.testing.assert_close(per_image, expected, atol=1e-5, rtol=1e-4)
+from vicinal import Grid, attend, build_prior
+from vicinal.attention import chunks, operator_arguments
 
 
 @pytest.mark.parametrize("spec", ["gmm:init=spread", "conv", "gmm:init=spread+gab"])
@@ -32,10 +20,10 @@ def test_compiles_in_one_graph_with_gradients(spec):
     assert_all_close(gradients(out, tensors), gradients(expected, tensors), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("tokens_in_piece", [2**19, 100])
+@pytest.mark.parametrize("logits_in_chunk", [2**19, 100])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_the_compiled_operator_keeps_what_it_promises(with_bias, tokens_in_piece, monkeypatch):
-    monkeypatch.setattr(chunks, "CPU_CHUNK_LOGITS", tokens_in_piece)
+def test_the_compiled_operator_keeps_what_it_promises(with_bias, logits_in_chunk, monkeypatch):
+    monkeypatch.setattr(chunks, "CPU_CHUNK_LOGITS", logits_in_chunk)
     grid = Grid(2, 3, prefix=1)
     q, k, v = inputs(grid, v_dim=5)
     table = torch.rand(2, *grid.table_shape, requires_grad=True)
@@ -73,29 +61,8 @@ def test_exports():
     torch.testing.assert_close(exported(q, k, v), model(q, k, v), atol=1e-5, rtol=1e-5)
 
 
-def test_flex_equals_the_others_without_a_gradient():
-    grid = Grid(4, 4, prefix=1)
-    q, k, v = (x.detach() for x in inputs(grid, dim=16))
-    mask = torch.randn(3, 1, grid.tokens, grid.tokens)
-    for spec in ("gmm:init=spread+gab", "conv"):
-        prior = build_prior(spec, heads=2, grid=grid)
-        with torch.no_grad():
-            out = attend(q, k, v, prior=prior, mask=mask, backend="flex")
-            torch.testing.assert_close(
-                out, attend(q, k, v, prior=prior, mask=mask, backend="plain"), atol=1e-5, rtol=1e-4
-            )
-    with pytest.raises(VicinalError, match=r"no backward on a CPU; use backend='auto', or torch.no_grad"):
-        attend(q, k, v, prior=prior, backend="flex")
-    with pytest.raises(VicinalError, match=r"has no dropout, given 0.1; use backend='auto'"):
-        attend(q, k, v, prior=prior, backend="flex", dropout=0.1)
-
-
-@pytest.mark.parametrize("spec", ["none", "gmm", "gab", "gmm+elm", "decay"])
-@pytest.mark.parametrize("gradient", [True, False])
-def test_shapes_can_be_computed_on_the_meta_device(spec, gradient):
-    q = torch.zeros(3, 2, 4, 5, device="meta", requires_grad=True)
-    prior = build_prior(spec, heads=2, grid=Grid(2, 2)).to("meta")
-    with torch.set_grad_enabled(gradient):
-        out = attend(q, q, q, prior=prior)
-    assert out.device.type == "meta"
-    assert out.shape == q.shape
+def test_the_operators_arguments_are_named_as_in_its_schema():
+    names = [argument.name for argument in torch.ops.vicinal.recomputed_attention.default._schema.arguments]
+    call = operator_arguments(names)
+    assert (*call._fields[:-1], *call.settings._fields) == tuple(names)
+    assert (*call[:-1], *call.settings) == tuple(names)
