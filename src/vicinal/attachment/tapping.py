@@ -14,8 +14,7 @@ from vicinal.attachment.multihead import multi_head
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
 from vicinal.attachment.swapping import no_short_cut
-from vicinal.attention import attend, attention_weights
-from vicinal.compiled import recomputed_attention
+from vicinal.attention import attend, attention_weights, operator_arguments, recomputed_attention
 from vicinal.errors import VicinalError, unknown
 
 __all__ = ["Tap", "tap"]
@@ -238,7 +237,8 @@ class _Reader(TorchFunctionMode):
             self._compute(q, k, prior=kwargs["prior"], mask=kwargs["mask"], scale=kwargs["scale"])
         elif func is recomputed_attention:  # what `attend` is under torch.compile
             prior: Any = self.layer.site.module.prior
-            self._compute(args[0], args[1], prior=prior, mask=args[5], scale=args[10])
+            call = operator_arguments(args)
+            self._compute(call.q, call.k, prior=prior, mask=call.mask, scale=call.settings.softmax_scale)
         elif func is F.scaled_dot_product_attention:
             self._fused(*args, **kwargs)
         elif func is F.multi_head_attention_forward:

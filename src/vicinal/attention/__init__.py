@@ -1,0 +1,7 @@
+"""How a prior meets q, k and v: one plain reference, and fast paths that are tested against it."""
+
+from vicinal.attention.compile_op import operator_arguments, recomputed_attention
+from vicinal.attention.dispatch import attend
+from vicinal.attention.reference import attend_plain, attention_weights
+
+__all__ = ["attend", "attend_plain", "attention_weights", "operator_arguments", "recomputed_attention"]

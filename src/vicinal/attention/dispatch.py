@@ -1,0 +1,155 @@
+"""`attend`: checks its arguments and chooses the path that computes attention under a prior.
+
+- Without a gradient of the prior, a bias is the `attn_mask` of `F.scaled_dot_product_attention` (fused.py). In
+  inference a prior over tokens is cached between calls.
+- In training, `RecomputedAttention` (recompute.py) keeps q, k, v and the prior's table for backward: (2h-1)(2w-1)
+  numbers per head. Logits, softmax and the prior's tokens x tokens form are computed again. That is less memory than
+  the fused kernel keeps (no output, no log-sum-exp). Most of the time of eager attention is page faults and cache
+  misses on batch x heads x tokens x tokens arrays; these are a few cache-sized chunks here.
+- Under `torch.compile`, training on a CPU calls the same as an operator (compile_op.py). Elsewhere, and under
+  `torch.export`, the plain formula (reference.py) is traced, for the compiler to fuse.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
+
+from vicinal.attention.chunks import CPU_CHUNK_LOGITS
+from vicinal.attention.compile_op import recomputed_attention
+from vicinal.attention.flex import attend_flex
+from vicinal.attention.fused import attend_fused
+from vicinal.attention.precision import additive_mask, softmax_dtype
+from vicinal.attention.recompute import RecomputedAttention, Settings
+from vicinal.attention.reference import attend_plain
+from vicinal.errors import VicinalError, unknown
+from vicinal.priors.base import Prior, autocasting, full_precision
+
+__all__ = ["Backend", "attend"]
+
+Backend = Literal["auto", "plain", "recompute", "flex"]
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    prior: Prior | None = None,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Returns attention under a spatial prior, `softmax(prior(q k^T * scale) + mask) v`: `(batch, heads, tokens, dim)`.
+
+    >>> import torch, vicinal
+    >>> prior = vicinal.build_prior("gmm", heads=4, grid=vicinal.Grid(8, 8, prefix=1))
+    >>> q, k, v = torch.randn(3, 2, 4, 65, 16)
+    >>> vicinal.attend(q, k, v, prior=prior).shape
+    torch.Size([2, 4, 65, 16])
+
+    Args:
+        q: queries, `(batch, heads, tokens, dim)`.
+        k: keys, as q.
+        v: values, as q; their dim can differ.
+        prior: multiplies the logits by its scale and adds its bias; None for plain attention.
+        mask: True where a query attends to a key, or numbers to add to the logits; broadcasts to
+            `(batch, heads, tokens, tokens)`.
+        dropout: probability that an attention weight is dropped. Applied whenever it is > 0: pass 0 in evaluation.
+        scale: factor of q k^T; `dim ** -0.5` by default.
+        backend: `auto` chooses; `plain` is the formula, `recompute` the memory-saving path, `flex` compiles
+            PyTorch's flex_attention (made for CUDA; no dropout, and no backward on CPU).
+    """
+    if not torch.compiler.is_compiling() and has_torch_function((q, k, v)):  # inside a tap, for example
+        return handle_torch_function(
+            attend, (q, k, v), q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale, backend=backend
+        )
+    if prior is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    _check(q, k, v, prior, mask, dropout, backend)
+    if autocasting(q.device):  # as scaled_dot_product_attention does
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    with full_precision(q.device):
+        return _dispatch(q, k, v, prior, mask, dropout, q.shape[-1] ** -0.5 if scale is None else scale, backend)
+
+
+def _dispatch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prior: Prior,
+    mask: Tensor | None,
+    dropout: float,
+    softmax_scale: float,
+    backend: Backend,
+) -> Tensor:
+    """Returns attention by `backend`, `(batch, heads, tokens, dim)`; `auto` chooses."""
+    compiling, gradient = torch.compiler.is_compiling(), torch.is_grad_enabled()
+    auto = backend == "auto"
+    options: Any = {"mask": mask, "dropout": dropout, "softmax_scale": softmax_scale}
+    if auto and (torch._C._are_functorch_transforms_active() or (compiling and not _operator_serves(q, dropout))):
+        backend = "plain"
+    if backend == "plain":
+        return attend_plain(q, k, v, *prior(), **options)
+    if backend == "flex":
+        return attend_flex(q, k, v, *prior(), **options)
+    if auto and not gradient:
+        prior_scale, prior_bias = prior()  # cached between calls
+        if prior_scale is None:
+            return attend_fused(q, k, v, prior_bias, **options)
+        if q.numel() // q.shape[3] * q.shape[2] <= CPU_CHUNK_LOGITS and q.dtype.itemsize > 2:
+            return attend_plain(q, k, v, prior_scale, prior_bias, **options)
+    prior_scale, prior_bias = prior.values()
+    if auto and prior_scale is None and not any(x is not None and x.requires_grad for x in (prior_bias, mask)):
+        return attend_fused(q, k, v, prior()[1], **options)
+    if mask is not None:
+        mask = additive_mask(mask, softmax_dtype(q.dtype))
+        mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
+    seed = int(torch.randint(2**62, ())) if dropout else 0
+    grid = prior.grid
+    settings = Settings(grid.height, grid.width, grid.prefix, prior.per_offset, softmax_scale, dropout, seed)
+    recompute: Callable[..., Tensor] = recomputed_attention if compiling else RecomputedAttention.apply
+    return recompute(q, k, v, prior_scale, prior_bias, mask, *settings)
+
+
+def _operator_serves(q: Tensor, dropout: float) -> bool:
+    """Returns whether a compiled model calls the operator and does not trace the formula: when training on a CPU."""
+    return torch.is_grad_enabled() and not torch.compiler.is_exporting() and q.device.type == "cpu" and not dropout
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, prior: Prior, mask: Tensor | None, dropout: float, backend: str) -> None:
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.dim() != 4 or k.shape != q.shape or v.shape[:3] != q.shape[:3] or v.dim() != 4:
+        raise VicinalError(f"attend takes q, k and v as (batch, heads, tokens, dim) alike, given {shapes}")
+    if q.shape[1] != prior.heads:
+        raise VicinalError(f"the prior is for {prior.heads} heads, given {q.shape[1]}; {shapes}")
+    if q.shape[2] != prior.grid.tokens:
+        grid = prior.grid
+        if grid.prefix >= q.shape[2]:
+            raise VicinalError(
+                f"the prior's {grid.prefix} prefix tokens leave no patch in {q.shape[2]} tokens; {shapes}"
+            )
+        raise VicinalError(
+            f"the prior is for {grid.tokens} tokens ({grid}), given {q.shape[2]}; {shapes}. "
+            "Another image size needs prior.resize(grid)"
+        )
+    if not q.dtype.is_floating_point or not q.device == k.device == v.device == (prior.device or q.device):
+        devices = ", ".join(f"{name} {x.device}" for name, x in (("q", q), ("k", k), ("v", v), ("prior", prior)))
+        raise VicinalError(f"attend takes floating-point numbers on one device, given {q.dtype}; {devices}")
+    if not 0.0 <= dropout < 1.0:
+        raise VicinalError(f"dropout is a probability in [0, 1), given {dropout}")
+    if backend not in get_args(Backend):
+        raise unknown("backend", backend, get_args(Backend))
+    if mask is not None:
+        wanted = (*q.shape[:3], k.shape[2])
+        fits = mask.dim() <= 4 and all(
+            m in (1, n) for m, n in zip(reversed(mask.shape), reversed(wanted), strict=False)
+        )
+        if not fits:
+            raise VicinalError(
+                f"mask must broadcast to (batch, heads, tokens, tokens) = {wanted}, given {tuple(mask.shape)}"
+            )

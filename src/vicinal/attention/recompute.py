@@ -1,0 +1,212 @@
+"""Attention under a prior that keeps q, k, v and the prior's table for backward, and recomputes the rest in chunks."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vicinal.attention.chunks import ChunkedAttention
+from vicinal.attention.reference import softmax_weights
+from vicinal.grid import Grid
+
+__all__ = ["RecomputedAttention", "Settings", "run_backward", "run_forward"]
+
+
+class Settings(NamedTuple):
+    """Numbers that attention is computed with, besides tensors."""
+
+    height: int
+    width: int
+    prefix: int
+    per_offset: bool
+    """Whether the prior's values are tables over offsets; else they are over pairs of patches."""
+    softmax_scale: float
+    dropout: float
+    seed: int
+
+    @property
+    def grid(self) -> Grid:
+        """The prior's grid."""
+        return Grid(self.height, self.width, self.prefix)
+
+
+class RecomputedAttention(torch.autograd.Function):
+    """Keeps q, k, v and the prior's values for backward, and works in chunks that fit the cache.
+
+    All keys of a query are in its chunk, so a chunk is the plain formula, written over itself. Matrix products run in
+    `product_dtype`, the rest in at least fp32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        prior_scale: Tensor | None,
+        prior_bias: Tensor | None,
+        mask: Tensor | None,
+        *settings: Any,
+    ) -> Tensor:
+        """Returns `(batch, heads, tokens, dim)`; arguments as for `run_forward`, with the fields of `Settings`."""
+        ctx.save_for_backward(q, k, v, prior_scale, prior_bias, mask)
+        ctx.settings = Settings(*settings)
+        return run_forward(q, k, v, prior_scale, prior_bias, mask, settings=ctx.settings)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns gradients of q, k, v, of the prior's values and of the mask, and None for every setting."""
+        wanted: Any = ctx.needs_input_grad[3:6]
+        gradients = run_backward(gradient, *ctx.saved_tensors, settings=ctx.settings, wanted=wanted)
+        return (*gradients, *(None for _ in ctx.settings))
+
+
+def run_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prior_scale: Tensor | None,
+    prior_bias: Tensor | None,
+    mask: Tensor | None,
+    *,
+    settings: Settings,
+) -> Tensor:
+    """Returns attention, `(batch, heads, tokens, dim)`, computed chunk by chunk.
+
+    Args:
+        q: queries, `(batch, heads, tokens, dim)`.
+        k: keys, as q.
+        v: values, as q; their dim can differ.
+        prior_scale: of `Prior.values()`: `(heads, 2h-1, 2w-1)`, or `(heads, patches, patches)`; None for 1.
+        prior_bias: as prior_scale; None for 0.
+        mask: numbers to add to the logits, 4-D, each size 1 or that of `(batch, heads, tokens, tokens)`.
+        settings: grid, factor of q k^T and dropout.
+    """
+    chunked = ChunkedAttention(q, v, logit_buffers=1)
+    out = chunked.result_like(v)
+    generator = _generator(q, settings)
+    for heads in chunked.head_groups:
+        scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
+        for images, rows in chunked.chunks:
+            queries = chunked.load("q", q[images, heads, rows], settings.softmax_scale)
+            keys, values = chunked.load("k", k[images, heads]), chunked.load("v", v[images, heads])
+            products = chunked.product(0, queries, keys, heads)
+            terms = _rows(scales, rows), _rows(biases, rows), _mask_chunk(mask, images, heads, rows)
+            weights = softmax_weights(products, *terms, out=products)
+            if settings.dropout:
+                weights = weights * _dropout_factors(weights, settings.dropout, generator)
+            torch.bmm(chunked.matrices(weights), values, out=chunked.matrices(out[images, heads, rows]))
+    return out.to(q.dtype)
+
+
+def run_backward(
+    gradient: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prior_scale: Tensor | None,
+    prior_bias: Tensor | None,
+    mask: Tensor | None,
+    *,
+    settings: Settings,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Returns gradients of q, k, v, prior_scale, prior_bias and mask, computed chunk by chunk.
+
+    Args:
+        gradient: of the result of `run_forward`, in its shape.
+        q: as for `run_forward`, and so are k, v, prior_scale, prior_bias, mask and settings.
+        wanted: whether to compute the gradients of prior_scale, prior_bias and mask; None comes back for the others.
+    """
+    d_prior_scale, d_prior_bias, d_mask = (
+        torch.zeros_like(values) if values is not None and wish else None
+        for values, wish in zip((prior_scale, prior_bias, mask), wanted, strict=True)
+    )
+    chunked = ChunkedAttention(q, v, logit_buffers=2 if prior_scale is None else 3)
+    dq, dk, dv = chunked.result_like(q), chunked.result_like(k), chunked.result_like(v)
+    generator = _generator(q, settings)
+    for heads in chunked.head_groups:
+        scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
+        d_scales = torch.zeros_like(scales) if scales is not None and d_prior_scale is not None else None
+        d_biases = torch.zeros_like(biases) if biases is not None and d_prior_bias is not None else None
+        for images, rows in chunked.chunks:
+            queries = chunked.load("q", q[images, heads, rows], settings.softmax_scale)
+            keys, values = chunked.load("k", k[images, heads]), chunked.load("v", v[images, heads])
+            grads = chunked.load("gradient", gradient[images, heads, rows])
+            products = chunked.product(0, queries, keys, heads)
+            terms = _rows(scales, rows), _rows(biases, rows), _mask_chunk(mask, images, heads, rows)
+            # The gradient of prior_scale needs the products, so the weights get a buffer of their own.
+            buffer = products if scales is None else chunked.buffer_like(2, products)
+            weights = softmax_weights(products, *terms, out=buffer)
+            d_weights = chunked.product(1, grads, values, heads)
+            dropped = weights
+            if settings.dropout:
+                factors = _dropout_factors(weights, settings.dropout, generator)
+                dropped = weights * factors
+                d_weights.mul_(factors)
+            beta = 0.0 if rows.start == 0 else 1.0  # gradients of keys and values sum over all query rows
+            chunked.matrices(dv[images, heads]).baddbmm_(chunked.matrices(dropped).mT, grads, beta=beta)
+            d_logits = torch.ops.aten._softmax_backward_data.out(
+                d_weights, weights, -1, weights.dtype, grad_input=d_weights
+            )
+            if d_mask is not None:
+                d_mask_chunk = _mask_chunk(d_mask, images, heads, rows)
+                d_mask_chunk.add_(d_logits.sum_to_size(d_mask_chunk.shape))
+            if d_biases is not None:
+                _add_images(d_biases[:, rows], d_logits)
+            if d_scales is not None:
+                _add_images(d_scales[:, rows], products.mul_(d_logits))
+            if scales is not None:
+                d_logits.mul_(scales[:, rows])
+            d_products = chunked.matrices(d_logits)
+            torch.bmm(d_products, keys, out=chunked.matrices(dq[images, heads, rows]))
+            chunked.matrices(dk[images, heads]).baddbmm_(d_products.mT, queries, beta=beta)
+        for d_values, d_pairs in ((d_prior_scale, d_scales), (d_prior_bias, d_biases)):
+            if d_values is not None and d_pairs is not None:
+                d_values[heads] = _token_pairs_adjoint(d_pairs, settings)
+    dq, dk, dv = (x.to(q.dtype) for x in (dq.mul_(settings.softmax_scale), dk, dv))
+    return dq, dk, dv, d_prior_scale, d_prior_bias, d_mask
+
+
+def _token_pairs(values: Tensor | None, neutral: float, heads: slice, settings: Settings) -> Tensor | None:
+    """Returns a prior's values over pairs of tokens, `(heads, tokens, tokens)`, `neutral` with a prefix token."""
+    if values is None:
+        return None
+    grid = settings.grid
+    return grid.add_prefix(grid.unfold(values[heads]) if settings.per_offset else values[heads], neutral)
+
+
+def _token_pairs_adjoint(gradient: Tensor, settings: Settings) -> Tensor:
+    """Returns the gradient of a prior's values from that over pairs of tokens, `(heads, tokens, tokens)`."""
+    pairs = settings.grid.drop_prefix(gradient)
+    return settings.grid.fold(pairs) if settings.per_offset else pairs
+
+
+def _rows(values: Tensor | None, rows: slice) -> Tensor | None:
+    """Returns the query rows of `(heads, tokens, tokens)` as a view, `(heads, rows, tokens)`."""
+    return None if values is None else values[:, rows]
+
+
+def _mask_chunk(mask: Tensor | None, *chunk: slice) -> Any:
+    """Returns the part of a mask that falls on a chunk (images, heads, rows), as a view; None for None."""
+    if mask is None:
+        return None
+    return mask[tuple(part if size > 1 else slice(None) for part, size in zip(chunk, mask.shape[:3], strict=True))]
+
+
+def _add_images(total: Tensor, chunk: Tensor) -> None:
+    """Adds `(images, heads, rows, tokens)`, summed over images, to `total`, `(heads, rows, tokens)`."""
+    total.add_(chunk[0] if len(chunk) == 1 else chunk.sum(0))
+
+
+def _generator(q: Tensor, settings: Settings) -> torch.Generator | None:
+    """Returns the generator of dropout, alike in forward and backward; None without dropout."""
+    return torch.Generator(q.device).manual_seed(settings.seed) if settings.dropout else None
+
+
+def _dropout_factors(weights: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
+    """Returns 0 for a share of `dropout` of the weights, and 1 / (1 - dropout) for the others."""
+    return torch.empty_like(weights).bernoulli_(1 - dropout, generator=generator).div_(1 - dropout)
