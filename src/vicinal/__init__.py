@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from vicinal._torchvision import ensure_torchvision as ensure_torchvision
     from vicinal.attachment import attach as attach
     from vicinal.attachment import detach as detach
-    from vicinal.attachment import tap as tap
+    from vicinal.attachment import inspect as inspect
     from vicinal.attention import attend as attend
     from vicinal.errors import VicinalError as VicinalError
     from vicinal.grid import Grid as Grid
+    from vicinal.inspection import tap as tap
     from vicinal.mixing import Mixing as Mixing
     from vicinal.mixing import TransMix as TransMix
     from vicinal.models import create_model as create_model
@@ -48,6 +49,7 @@ _HOME = {
     "detach": "vicinal.attachment",
     "ensure_torchvision": "vicinal._torchvision",
     "fit": "vicinal.training.loop",
+    "inspect": "vicinal.attachment",
     "list_priors": "vicinal.priors",
     "load": "vicinal.models",
     "push_to_hub": "vicinal.models",
@@ -56,7 +58,7 @@ _HOME = {
     "resize": "vicinal.models",
     "resume": "vicinal.training.loop",
     "save": "vicinal.models",
-    "tap": "vicinal.attachment",
+    "tap": "vicinal.inspection",
 }
 
 __all__ = [*_HOME, "__version__"]

@@ -1,7 +1,7 @@
 """Where the tokens of an attention sit: the cell of every token in a lattice over the image.
 
-`Cells` holds what was measured, window by window. `Layout` is what a prior needs of it: one grid that all windows share,
-and the order of the tokens in it.
+`Cells` holds what was measured, window by window. `Layout` is what a prior needs of it: one grid that all windows
+share, and the order of the tokens in it.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Cells:
     index: Tensor
     """`(windows, tokens)`: row-major cell; -1 for a token without a place: class token, register, query, padding."""
     origin: tuple[float, float] | None = None
-    """Center of the first cell, as parts of the image's height and width; measured. None for `0.5 / (rows, columns)`."""
+    """Measured center of the first cell, as parts of the image's height and width; None for `0.5 / (rows, columns)`."""
     pitch: tuple[float, float] | None = None
-    """Distance of neighboring centers, as parts of the image; measured. None for `1 / (rows, columns)`."""
+    """Measured distance of neighboring centers, as parts of the image; None for `1 / (rows, columns)`."""
 
     @property
     def windows(self) -> int:
@@ -45,7 +45,7 @@ class Cells:
 
     @property
     def centers(self) -> Tensor:
-        """Returns the center of each token's cell as parts of the image, `(windows, tokens, 2)`; NaN without a place."""
+        """Returns each token's center as parts of the image, `(windows, tokens, 2)`; NaN without a place."""
         origin = torch.tensor(self.origin or (0.5 / self.rows, 0.5 / self.columns), dtype=torch.float64)
         pitch = torch.tensor(self.pitch or (1 / self.rows, 1 / self.columns), dtype=torch.float64)
         return (origin + pitch * self.coordinates).masked_fill(self.index[..., None] < 0, torch.nan)

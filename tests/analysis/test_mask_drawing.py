@@ -12,7 +12,7 @@ import vicinal
 from vicinal.analysis.mask_drawing import LINES, draw_history, draw_kernels, draw_masks, draw_mixture
 from vicinal.analysis.masks import LayerMask, Masks, masks_of
 from vicinal.errors import VicinalError
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 from vicinal.training.prior_log import PriorHistory
 
 
@@ -20,7 +20,7 @@ def masks_with(prior, depth=2):
     """The masks of a small model whose priors are somewhere else than at their start, on a grid of 4 x 6 patches."""
     model = vicinal.create_model("vit-micro", prior=prior, img_size=(16, 24), patch_size=4, depth=depth)
     with torch.no_grad():
-        for each in priors_of(model).values():
+        for each in get_priors(model).values():
             for parameter in each.parameters():
                 parameter.add_(0.5 * torch.randn_like(parameter))
     return masks_of(model, name="a model")

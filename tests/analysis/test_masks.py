@@ -11,7 +11,7 @@ import torch
 import vicinal
 from vicinal.analysis.masks import masks_of
 from vicinal.errors import VicinalError
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 
 PRIORS = [
     "gmm:kernels=3",
@@ -33,7 +33,7 @@ def model_with(prior):
     """A small model whose priors are somewhere else than at their start, on a grid of 4 x 7 patches and a token."""
     model = vicinal.create_model("vit-micro", prior=prior, img_size=(16, 28), patch_size=4, depth=2)
     with torch.no_grad():
-        for each in priors_of(model).values():
+        for each in get_priors(model).values():
             for parameter in each.parameters():
                 parameter.add_(0.5 * torch.randn_like(parameter))
     return model
@@ -45,7 +45,7 @@ def test_tables_hold_what_every_pair_of_patches_gets(prior):
     masks = masks_of(model)
     assert [layer.name for layer in masks.layers] == ["blocks.0.attn", "blocks.1.attn"]
     for layer in masks.layers:
-        applied = dict(zip(("scale", "bias"), priors_of(model)[layer.name](), strict=True))
+        applied = dict(zip(("scale", "bias"), get_priors(model)[layer.name](), strict=True))
         assert layer.tables.keys() == {role for role, values in applied.items() if values is not None}
         height, width, prefix = layer.grid.height, layer.grid.width, layer.grid.prefix
         assert (height, width, prefix, layer.prior) == (4, 7, 1, prior)
@@ -66,7 +66,7 @@ def test_tables_hold_what_every_pair_of_patches_gets(prior):
 def test_the_mixture_is_the_formula():
     model = model_with("gmm:kernels=3,init=spread")
     for layer in masks_of(model).layers:
-        prior = priors_of(model)[layer.name]
+        prior = get_priors(model)[layer.name]
         alpha, sigma = prior.alpha.tolist(), prior.sigma.tolist()
         (mixture,) = layer.mixtures.values()
         assert np.array_equal(mixture.alpha, alpha)
@@ -90,7 +90,7 @@ def test_every_mixture_of_a_composition_is_there_and_the_scale_is_their_product(
     for layer in masks_of(model).layers:
         assert {part: each.alpha.shape[0] for part, each in layer.mixtures.items()} == {"gmm-1": 2, "gmm-2": 3}
         product = np.ones(layer.heads)
-        for part, each in zip(priors_of(model)[layer.name].parts, layer.mixtures.values(), strict=True):
+        for part, each in zip(get_priors(model)[layer.name].parts, layer.mixtures.values(), strict=True):
             assert np.array_equal(each.sigma, part.sigma.tolist())
             product *= each.constant + each.kernels_at(np.array([math.hypot(1, 2)]))[..., 0].sum(0)
         assert layer.scale[:, 3 + 1, 6 + 2] == pytest.approx(product, rel=1e-4, abs=1e-5)
@@ -104,7 +104,7 @@ def test_every_mixture_of_a_composition_is_there_and_the_scale_is_their_product(
 def test_the_convolution_is_what_the_centre_attends_to_where_all_content_is_the_same(prior, logit):
     model = model_with(prior)
     for layer in masks_of(model, logit=logit).layers:
-        scale, bias = priors_of(model)[layer.name]()
+        scale, bias = get_priors(model)[layer.name]()
         height, width, query = 4, 7, 1 + 2 * 7 + 3
         assert layer.centre == (2, 3)
         for head in range(layer.heads):
@@ -122,7 +122,7 @@ def test_attention_itself_is_the_convolution_where_queries_and_keys_are_the_same
     """All tokens of one image get the same query and key, of product c; values tell who is looked at."""
     model = model_with("gmm+conv")
     layer = masks_of(model, logit=2.0).layers[0]
-    prior, tokens = priors_of(model)[layer.name], layer.grid.tokens
+    prior, tokens = get_priors(model)[layer.name], layer.grid.tokens
     same = torch.full((1, layer.heads, tokens, 8), (2.0 / 8**0.5) ** 0.5)  # (q . k) / sqrt(8) = 2
     looked_at = vicinal.attend(same, same, torch.eye(tokens).expand(1, layer.heads, -1, -1), prior=prior)
     seen = looked_at[0, :, 1 + 2 * 7 + 3, 1:].detach().double().view(-1, 4, 7)
@@ -180,7 +180,7 @@ def test_learned_options_are_written_by_layer_kernel_and_head(tmp_path):
     heads = masks.layers[0].heads
     assert len(rows) == 2 * heads * (3 + 3 + 1 + 2)
     for row in rows:
-        mixture, convolution = priors_of(model)[row["layer"]].parts
+        mixture, convolution = get_priors(model)[row["layer"]].parts
         kernel, head = int(row["kernel"] or 1) - 1, int(row["head"]) - 1
         expected = {
             "gmm.sigma": mixture.sigma,
@@ -204,7 +204,7 @@ def test_bad_input_is_told():
         masks_of(model, logit=math.nan)
     with pytest.raises(VicinalError, match=r"logit is so large, 1e\+308, that the prior of blocks.0.attn times it"):
         masks_of(model_with("gmm:init=spread"), logit=1e308)
-    next(iter(priors_of(model).values())).flat_alpha.data.fill_(math.nan)
+    next(iter(get_priors(model).values())).flat_alpha.data.fill_(math.nan)
     with pytest.raises(
         VicinalError, match=r"the prior of blocks.0.attn is not finite; train again with a lower --prior"
     ):

@@ -7,14 +7,14 @@ import torch
 
 import vicinal
 from vicinal.cli.main import main
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 
 
 def saved(folder, prior, moved=()):
     """A model whose mixtures are moved from zero in some layers."""
     model = vicinal.create_model("vit-micro", prior=prior, img_size=16, depth=3)
     with torch.no_grad():
-        for number, each in enumerate(priors_of(model).values()):
+        for number, each in enumerate(get_priors(model).values()):
             for parameter in each.parameters() if number in moved else ():
                 parameter.add_(1)
     return str(vicinal.save(model, folder))

@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import save_file
 
 import vicinal
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 
 HERE = Path(__file__).parent
 SMALL_VIT = {"embed_dim": 12, "depth": 2, "num_heads": 3, "img_size": 8}
@@ -135,7 +135,7 @@ def make_model(name: str, seed: int) -> torch.nn.Module:
     if name == "vit-by-layer":
         vicinal.attach(model, "gmm", layers="first 1", kernels=2)
         vicinal.attach(model, "gab", layers="last 1")
-    buffers = [values for prior in priors_of(model).values() for values in prior.buffers()]  # of decay and rpe-mlp
+    buffers = [values for prior in get_priors(model).values() for values in prior.buffers()]  # of decay and rpe-mlp
     with torch.no_grad():
         for values in [*model.parameters(), *buffers]:
             values += torch.rand_like(values) - 0.5

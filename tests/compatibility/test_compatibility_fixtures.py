@@ -9,7 +9,7 @@ import safetensors
 import torch
 
 import vicinal
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 from vicinal.training.evaluating import evaluate_split
 
 HERE = Path(__file__).parent
@@ -85,7 +85,7 @@ def test_the_output_of_a_saved_model_depends_on_its_prior(name):
     # else the comparison of outputs would not notice a prior that is lost
     images, output = input_and_output(name)
     model = load(name).double()
-    assert len(priors_of(model)) == LAYERS_WITH_PRIOR[name]
+    assert len(get_priors(model)) == LAYERS_WITH_PRIOR[name]
     vicinal.detach(model)
     with torch.no_grad():
         assert (model(images) - output).abs().max() > 0.01

@@ -10,7 +10,7 @@ from torch import nn
 import vicinal
 from small_backbones import LAYERS, SMALL, small
 from vicinal.models import BACKBONES
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 
 PAPER = {"vit": "vit", "swin": "swin", "cait": "cait-tiny", "pit": "pit", "t2t": "t2t"}
 UNUSED = {"t2t": 1408}  # parameters that the reference carries and never uses: a class token and a norm
@@ -78,7 +78,7 @@ def test_patches_grow_at_64_pixels(name):
 @pytest.mark.parametrize("name", SMALL)
 def test_any_rectangle_of_patches_takes_a_prior_in_every_layer(name, size):
     model = small(name, prior="gmm", img_size=size).eval()
-    assert len(priors_of(model)) == LAYERS[name]
+    assert len(get_priors(model)) == LAYERS[name]
     assert model(torch.randn(2, 3, *size)).shape == (2, 10)
 
 

@@ -7,13 +7,13 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 import vicinal
 from vicinal import VicinalError
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 
 
 def test_any_timm_model_with_a_prior():
     model = vicinal.create_model("swin_tiny_patch4_window7_224", prior="gab", num_classes=3, depths=(1, 1), img_size=56)
     assert model.patch_embed.img_size == (56, 56)
-    assert len(priors_of(model)) == 2
+    assert len(get_priors(model)) == 2
     assert model.eval()(torch.zeros(1, 3, 56, 56)).shape == (1, 3)
 
 
@@ -77,7 +77,7 @@ def test_pretrained_weights_are_loaded_through_timm(monkeypatch):
     assert torch.equal(model.blocks[3].mlp.fc1.weight, donor.blocks[3].mlp.fc1.weight)
     assert model.pos_embed.shape[1] == 17
     assert model.head.out_features == 5
-    assert len(priors_of(model)) == 12
+    assert len(get_priors(model)) == 12
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("not in the cache"), URLError("name not known")])

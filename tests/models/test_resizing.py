@@ -4,7 +4,7 @@ from timm.layers import resample_abs_pos_embed
 
 import vicinal
 from small_backbones import LAYERS, SMALL, small
-from vicinal.models.resizing import priors_of
+from vicinal.attachment import get_priors
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -16,7 +16,7 @@ def test_a_model_of_32_pixels_opens_at_48_and_64(name, tmp_path):
         height, width = (pixels, pixels) if isinstance(pixels, int) else pixels
         assert loaded.patch_embed.patch_size == model.patch_embed.patch_size
         assert loaded(torch.randn(2, 3, height, width)).isfinite().all()
-        assert len(priors_of(loaded)) == LAYERS[name]
+        assert len(get_priors(loaded)) == LAYERS[name]
     again = vicinal.load(vicinal.save(loaded, tmp_path / "rectangle"))
     images = torch.randn(1, 3, 48, 32)
     assert torch.equal(again(images), loaded(images))
@@ -81,7 +81,7 @@ def test_swin_keeps_its_windows_and_its_tables():
 def test_widths_are_stretched_or_kept(rescale, expected, tmp_path):
     model = vicinal.create_model("vit-mini", prior="gmm:kernels=1,sigma=1.5")
     folder = vicinal.save(model, tmp_path / "model")
-    for prior in priors_of(vicinal.load(folder, img_size=64, rescale=rescale)).values():
+    for prior in get_priors(vicinal.load(folder, img_size=64, rescale=rescale)).values():
         assert prior.grid == vicinal.Grid(16, 16, prefix=1)
         torch.testing.assert_close(prior.sigma, torch.full_like(prior.sigma, expected))
 
@@ -89,12 +89,12 @@ def test_widths_are_stretched_or_kept(rescale, expected, tmp_path):
 @pytest.mark.parametrize("prior", ["elm", "rpe", "rpe-mlp", "conv", "decay", "gab+gmm"])
 def test_every_prior_goes_along(prior):
     model = vicinal.create_model("vit-mini", prior=prior).eval()
-    trained = priors_of(model)
+    trained = get_priors(model)
     with torch.no_grad():
         for parameter in (p for each in trained.values() for p in each.parameters()):
             parameter += 0.1 * torch.randn_like(parameter)
     vicinal.resize(model, (32, 48))
-    for name, each in priors_of(model).items():
+    for name, each in get_priors(model).items():
         expected = trained[name].resize(vicinal.Grid(8, 12, prefix=1), rescale=True)
         for ours, theirs in zip(each(), expected(), strict=True):
             assert (ours is None) == (theirs is None)

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from vicinal.analysis.memory import saved_bytes
-from vicinal.attachment.finding import calls_of
-from vicinal.attachment.running import Runner, quietly, runner_for
+from vicinal.attachment import get_priors
+from vicinal.inspection.attention_observer import observe_attention
+from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, make_runner
 from vicinal.models.creating import backbone_of
-from vicinal.models.resizing import priors_of
 
 __all__ = ["Cost", "Published", "cost_of", "format_costs", "published"]
 
@@ -98,14 +98,14 @@ def cost_of(model: nn.Module, name: str, prior: str = "none", *, batch_size: int
         batch_size: images to hold activations of. The memory is computed from that of 2 and of 4 images, since it grows
             with their number evenly.
     """
-    run = runner_for(model)
-    with quietly(model):
-        depth = len({call.module for call in calls_of(model, lambda: run(run.noise(1)))})
+    run = make_runner(model)
+    with eval_without_side_effects(model):
+        depth = len({call.module for call in observe_attention(model, lambda: run(run.noise(1)))})
         (layers_1, all_1), (layers_2, all_2) = (_macs(run, images) for images in (1, 2))
         model.train()
         two, four = (_activations(run, images) for images in (2, 4))
     backbone = backbone_of(name)
-    of_the_prior = [p for each in priors_of(model).values() for p in each.parameters() if p.requires_grad]
+    of_the_prior = [p for each in get_priors(model).values() for p in each.parameters() if p.requires_grad]
     return Cost(
         model=name,
         prior=prior,
@@ -127,7 +127,7 @@ def published(name: str, prior: str, img_size: tuple[int, int]) -> Published | N
     return PUBLISHED.get(name) if same else None
 
 
-def _macs(run: Runner, images: int) -> tuple[int, int]:
+def _macs(run: ModelRunner, images: int) -> tuple[int, int]:
     """Multiplications for a batch, in layers and in all; what a prior's table takes is there once."""
     layers, products = _LayerMacs(), FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH), products, layers:  # the counter sees no products inside a fused kernel
@@ -135,7 +135,7 @@ def _macs(run: Runner, images: int) -> tuple[int, int]:
     return layers.count, products.get_total_flops() // 2
 
 
-def _activations(run: Runner, images: int) -> int:
+def _activations(run: ModelRunner, images: int) -> int:
     parameters = {tensor.untyped_storage().data_ptr() for tensor in (*run.model.parameters(), *run.model.buffers())}
     batch = run.noise(images)
     return saved_bytes(lambda: run(batch), parameters | {batch.untyped_storage().data_ptr()})  # type: ignore[arg-type,return-value]

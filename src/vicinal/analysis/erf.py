@@ -26,8 +26,8 @@ from vicinal.analysis.feature_maps import FeatureMap, find_map
 from vicinal.analysis.fitting import NARROW, GaussianFit, fit_gaussian
 from vicinal.analysis.giving import in_batches, name_of
 from vicinal.analysis.positions import Positions, changed_positions, is_rotary
-from vicinal.attachment.running import Runner, quietly, runner_for
 from vicinal.errors import VicinalError, unknown
+from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, make_runner
 
 __all__ = ["SHARES", "Mode", "ReceptiveField", "receptive_field"]
 
@@ -252,13 +252,13 @@ def receptive_field(
         torch.inference_mode(False),
         torch.enable_grad(),
         changed_positions(model, positions, seed=seed) as changed,
-        quietly(model),
+        eval_without_side_effects(model),
         _without_parameter_gradients(model),
     ):
         run, chosen, total, count = None, None, None, 0
         for batch in in_batches(images, batch_size):
             if run is None or chosen is None or total is None:
-                run = runner_for(model, example=batch)
+                run = make_runner(model, example=batch)
                 chosen = find_map(run, layer, at)
                 total = torch.zeros(run.image, dtype=torch.float64)
             if batch.shape[1:] != run.shape:
@@ -292,7 +292,7 @@ def receptive_field(
     )
 
 
-def _energy(run: Runner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> Tensor:
+def _energy(run: ModelRunner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> Tensor:
     """Sum over a batch of each image's energy: `(height, width)`."""
     # One image is taken twice: on the CPU, torch 2.13 gives a wrong gradient of BatchNorm in evaluation for a batch of
     # one where tokens come behind it, as in XCiT and LeViT.

@@ -15,8 +15,8 @@ from vicinal.analysis.fitting import ENOUGH, GaussianFit, fit_gaussian
 from vicinal.analysis.fitting_mixtures import MixtureFit, fit_mixtures
 from vicinal.analysis.giving import name_of
 from vicinal.analysis.tables import LayerTable, tables_of
-from vicinal.attachment.running import ImageSize
 from vicinal.errors import VicinalError, unknown
+from vicinal.inspection.model_runner import ImageSize
 
 __all__ = ["FitReport", "FitRow", "fit_model"]
 

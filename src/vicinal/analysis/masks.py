@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vicinal.analysis.giving import name_of
+from vicinal.attachment import get_priors
 from vicinal.errors import VicinalError, unknown
 from vicinal.grid import Grid
-from vicinal.models.resizing import priors_of
 from vicinal.priors.base import EPSILON, Prior
 from vicinal.priors.gaussian_mixture import GaussianMixture
 from vicinal.training.prior_log import option_rows, parts_of, readable_options
@@ -162,7 +162,7 @@ def masks_of(model: nn.Module, *, name: str | None = None, logit: float = 1.0) -
     """
     if not math.isfinite(logit):
         raise VicinalError(f"logit is a number, such as 1, given {logit}")
-    priors = {layer: prior for layer, prior in priors_of(model).items() if prior.spec != "none"}
+    priors = {layer: prior for layer, prior in get_priors(model).items() if prior.spec != "none"}
     if not priors:
         raise VicinalError(
             f"{type(model).__name__} carries no prior, so it has no masks; `vicinal train --prior gmm` makes one that "

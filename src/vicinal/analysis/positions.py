@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vicinal.attachment.swapping import Attached
+from vicinal.attachment.subclass import WithPrior
 from vicinal.errors import VicinalError, unknown
 from vicinal.priors.registry import build_prior
 
@@ -65,7 +65,7 @@ def changed_positions(model: nn.Module, positions: Positions = "random", *, seed
     priors: dict[str, Any] = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, Attached) and module.prior.spec != "none"
+        if isinstance(module, WithPrior) and module.prior.spec != "none"
     }
     if not tables and not priors:
         raise VicinalError(

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from vicinal.attachment import get_priors
 from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, calls_of, heads_third
 from vicinal.attachment.placing import LeftAlone, Site, place
 from vicinal.attachment.running import ImageSize, Runner, quietly, runner_for
 from vicinal.attachment.swapping import without_priors
 from vicinal.errors import VicinalError
-from vicinal.models.resizing import priors_of
 from vicinal.priors.base import Prior
 
 __all__ = ["LayerTable", "tables_of"]
@@ -73,7 +73,7 @@ def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[La
     run = runner_for(model, img_size)
     order = {name: number for number, (name, _) in enumerate(model.named_modules())}
     with torch.no_grad():
-        found = [table for name, prior in priors_of(model).items() for table in _of_prior(name, prior)]
+        found = [table for name, prior in get_priors(model).items() for table in _of_prior(name, prior)]
         own, left_alone = _own_biases(run)
         found += own
     if not found:

@@ -1,7 +1,19 @@
-"""How a prior gets into a model that somebody else wrote, and out again; taps that read its attention."""
+"""Changes a model: puts a prior into somebody else's attention, and takes it out again."""
 
 from vicinal.attachment.attach import Attachment, Layer, attach, detach
-from vicinal.attachment.mapping import PatchAttention, patch_attention
-from vicinal.attachment.tapping import Tap, tap
+from vicinal.attachment.attached_priors import get_priors
+from vicinal.attachment.dry_run import inspect
+from vicinal.inspection import PatchAttention, Tap, patch_attention, tap
 
-__all__ = ["Attachment", "Layer", "PatchAttention", "Tap", "attach", "detach", "patch_attention", "tap"]
+__all__ = [
+    "Attachment",
+    "Layer",
+    "PatchAttention",
+    "Tap",
+    "attach",
+    "detach",
+    "get_priors",
+    "inspect",
+    "patch_attention",
+    "tap",
+]

@@ -1,19 +1,22 @@
-"""`attach`: put a prior into a model that somebody else wrote; `detach`: take it out again."""
+"""`attach` puts a prior into a model that somebody else wrote; `detach` takes it out again."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from vicinal.attachment.choosing import Layers, choose
-from vicinal.attachment.examining import examine
-from vicinal.attachment.running import Example, ImageSize, quietly, runner_for
-from vicinal.attachment.swapping import Attached, original_class, swap, swap_back, without_priors
+from vicinal.attachment.dry_run import inspect, verified
+from vicinal.attachment.subclass import PriorSite, WithPrior, give_prior, original_class, take_prior
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
+from vicinal.inspection.image_context import ImageSizeHook, find_image_modules, noted_size
+from vicinal.inspection.layer_selection import Layers, select_layers
+from vicinal.inspection.model_inspection import Inspection, without_priors
+from vicinal.inspection.model_runner import Example, ImageSize, ModelRunner, eval_without_side_effects
 from vicinal.priors import build_prior
+from vicinal.text_table import text_table
 
 __all__ = ["Attachment", "Layer", "attach", "detach"]
 
@@ -48,11 +51,7 @@ class Attachment:
             (x.name, x.kind, str(x.heads), x.place, str(x.parameters), "yes" if x.changes else "no")
             for x in self.layers
         ]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [f"{self.prior} attached to {len(self.layers)} modules"]
-        lines += [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        ]
+        lines = [f"{self.prior} attached to {len(self.layers)} modules", text_table(rows)]
         lines += [f"left alone: {name}: {reason}" for name, reason in self.left_alone.items()]
         return "\n".join(lines)
 
@@ -65,9 +64,10 @@ def attach(
     layers: Layers | None = None,
     exclude: str | Iterable[str] | None = None,
     example: Example | None = None,
+    inspection: Inspection | None = None,
     **options: Any,
 ) -> Attachment:
-    """Attach a prior to every attention module of a model that has a grid, in place.
+    """Attaches a prior to every attention module of a model whose tokens sit in a grid, in place.
 
     >>> import vicinal
     >>> vicinal.ensure_torchvision()
@@ -79,8 +79,9 @@ def attach(
     blocks.0.attn  Attention  3      4 x 4 + 1 prefix  30          no
     blocks.1.attn  Attention  3      4 x 4 + 1 prefix  30          no
 
-    The model runs a few times on noise, to find its attention and to check each module. Its weights keep their names,
-    and `detach` gives it back as it was.
+    The model runs a few times on noise, to find its attention, to measure where its tokens sit and to verify each
+    module. Its weights keep their names, and `detach` gives it back as it was. What cannot be served is refused, with
+    the reason, and images of another size than `img_size` are an error when the model runs.
 
     Args:
         model: any vision transformer.
@@ -91,44 +92,86 @@ def attach(
         exclude: patterns of module names to leave alone, such as `*.token_transformer.*`.
         example: an input to learn the image's shape from, where the model takes none of the default shape: a tensor, or
             a mapping of keyword arguments with one image tensor.
+        inspection: what `inspect` returned for this model, so that it is not probed again.
         options: further options of the prior.
+
+    Returns:
+        The modules that got a prior, and why others were left alone.
     """
     if not isinstance(model, nn.Module):
-        raise VicinalError(f"attach takes a torch.nn.Module, given {type(model).__name__}")
+        raise VicinalError(f"attach takes a torch.nn.Module, got {type(model).__name__}")
     if torch.is_inference_mode_enabled():
         raise VicinalError("attach makes parameters, which torch.inference_mode() forbids; call it outside")
     _check_patches_stay(model)
-    run = runner_for(model, img_size, example)
-    with quietly(model), without_priors(model) as taken:
-        found = examine(run)
-        sites, left = found.sites, found.reasons
-        if not sites:
-            raise VicinalError(_nothing(model, left))
-        chosen = choose(sites, layers, exclude)
-        twice = [site.name for site in chosen if site.module in taken]
-        if twice:
-            raise VicinalError(
-                f"{twice[0]} carries a prior already; compose as in 'gmm+gab', or vicinal.detach(model) first"
-            )
-        depth, index = len(sites), {site.name: number for number, site in enumerate(sites)}
-        # All priors are built before any is attached, so a bad option leaves the model as it was.
-        built = [
-            build_prior(prior, heads=site.heads, grid=site.grid, layer=index[site.name], depth=depth, **options)
-            for site in chosen
-        ]
-    attached = []
+    if inspection is None:
+        inspection = inspect(model, img_size=img_size, example=example)
+    elif inspection.runner.model is not model:
+        raise VicinalError("the inspection is of another model; give that of this one")
+    inspection = verified(inspection)
+    sites = inspection.served
+    left = {site.name: site.reason for site in inspection.refused}
+    if not sites:
+        raise VicinalError(_nothing(model, left))
+    chosen = select_layers(sites, layers, exclude)
+    twice = [site.name for site in chosen if isinstance(site.module, WithPrior)]
+    if twice:
+        raise VicinalError(
+            f"{twice[0]} carries a prior already; compose as in 'gmm+gab', or vicinal.detach(model) first"
+        )
+    index = {site.name: number for number, site in enumerate(sites)}
+    # All priors are built before any is attached, so a bad option leaves the model as it was.
+    built = [
+        build_prior(prior, heads=site.heads, grid=site.grid, layer=index[site.name], depth=len(sites), **options)
+        for site in chosen
+    ]
     for site, its_prior in zip(chosen, built, strict=True):
-        parameter = next(site.module.parameters(), None)
-        its_prior.to(device=None if parameter is None else parameter.device).train(site.module.training)
-        swap(site.module, its_prior, site.heads_axis, site.call.fused)
-        count = sum(x.numel() for x in its_prior.parameters())
-        kind = original_class(site.module).__name__
-        attached.append(Layer(site.name, kind, site.heads, site.grid, site.place, count, not _is_identity(its_prior)))
+        device = next((parameter.device for parameter in site.module.parameters()), None)
+        its_prior.to(device=device).train(site.module.training)
+        give_prior(site.module, its_prior, PriorSite.of(site), None if site.layout is None else site.layout.order)
+    try:
+        _note_image_size(inspection.runner, [site.module for site in chosen])
+    except BaseException:
+        for site in chosen:
+            take_prior(site.module)
+        raise
+    attached = [
+        Layer(
+            site.name,
+            original_class(site.module).__name__,
+            site.heads,
+            site.grid,
+            site.place,
+            sum(x.numel() for x in its_prior.parameters()),
+            not _is_identity(its_prior),
+        )
+        for site, its_prior in zip(chosen, built, strict=True)
+    ]
     return Attachment(prior, attached, left)
 
 
+def _note_image_size(runner: ModelRunner, modules: list[nn.Module]) -> None:
+    """Runs the model with its priors once, and has each of them keep the size of the image that was noted."""
+    model = runner.model
+    hooks = [x for m in model.modules() for x in m._forward_pre_hooks.values() if isinstance(x, ImageSizeHook)]
+    with eval_without_side_effects(model), torch.no_grad():
+        if not hooks:
+            hooks = [ImageSizeHook(len(runner.shape) + 1, runner.shape[0])]
+            with without_priors(model):
+                hooks[0].register(find_image_modules(runner))
+        try:
+            runner(runner.noise(1))
+        except BaseException:
+            if not any(isinstance(m, WithPrior) and m not in modules for m in model.modules()):
+                hooks[0].remove(model)
+            raise
+    size = noted_size(hooks[0].key)
+    for module in modules:
+        if size is not None and isinstance(module, WithPrior):
+            module.prior_site = replace(module.prior_site, image_key=hooks[0].key, image=size)
+
+
 def detach(model: nn.Module) -> int:
-    """Take every prior out of a model again, and say from how many modules.
+    """Takes every prior out of a model again, and returns from how many modules.
 
     >>> import vicinal
     >>> vicinal.ensure_torchvision()
@@ -138,9 +181,13 @@ def detach(model: nn.Module) -> int:
     >>> vicinal.detach(model)
     2
     """
-    modules = [module for module in model.modules() if isinstance(module, Attached)]
+    modules = [module for module in model.modules() if isinstance(module, WithPrior)]
     for module in modules:
-        swap_back(module)
+        take_prior(module)
+    for module in model.modules():
+        for hook in list(module._forward_pre_hooks.values()):
+            if isinstance(hook, ImageSizeHook):
+                hook.remove(model)
     return len(modules)
 
 

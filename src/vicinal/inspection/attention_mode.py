@@ -149,7 +149,8 @@ def _einsum_sides(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     swapped = [*batch, *own[1], *own[0]] == list(out)
     if not swapped and [*batch, *own[0], *own[1]] != list(out):
         return None
-    if any(len(part) != len(set(part)) or set(part) - {*batch, *mine, *summed} for part, mine in zip(parts, own, strict=True)):
+    known = {*batch, *summed, *own[0], *own[1]}
+    if any(len(part) != len(set(part)) or set(part) - known for part in parts):
         return None
     sides = [
         x.permute([part.index(c) for c in (*batch, *mine, *summed)]).flatten(len(batch) + 1)

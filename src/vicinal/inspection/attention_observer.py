@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation, Step, product_sides
 
-__all__ = ["AttentionCall", "AttentionObserver"]
+__all__ = ["AttentionCall", "AttentionObserver", "observe_attention"]
 
 # Modules that only carry out a step of the attention that holds them.
 STEP_MODULES = (nn.Softmax, nn.Dropout, nn.Identity)
@@ -270,6 +270,18 @@ class AttentionObserver(AttentionMode):
     def _next_group(self) -> int:
         self._groups += 1
         return self._groups
+
+
+def observe_attention(model: nn.Module, run: Callable[[], object]) -> list[AttentionCall]:
+    """Returns every attention that `run()` computes in a model, in order, without queries and keys."""
+    found: list[AttentionCall] = []
+
+    def keep(call: AttentionCall) -> None:
+        call.q = call.k = torch.empty(0)
+        found.append(call)
+
+    AttentionObserver(model, keep).run(run)
+    return found
 
 
 def _flat(args: tuple[Any, ...]) -> list[Any]:

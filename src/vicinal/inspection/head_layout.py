@@ -74,7 +74,8 @@ class HeadLayout:
         windows, heads = self._sizes(Factor.WINDOWS), self._sizes(Factor.HEADS)
         if self.shared is not None and values.shape[1] > 1:
             values = values[:, list(self.shared)]
-        values = values.expand(math.prod(windows), math.prod(heads), -1, -1).reshape(*windows, *heads, *values.shape[-2:])
+        values = values.expand(math.prod(windows), math.prod(heads), -1, -1)
+        values = values.reshape(*windows, *heads, *values.shape[-2:])
         taken = {Factor.WINDOWS: 0, Factor.HEADS: len(windows)}
         order = []
         for factor, _ in self._factors:
@@ -91,12 +92,24 @@ class HeadLayout:
 
     def standard(self, x: Tensor) -> Tensor:
         """Returns a tensor with the leading axes of the logits, `(..., m, n)`, as `(images, windows, heads, m, n)`."""
-        order = [
-            place for kind in Factor for place, (factor, _) in enumerate(self._factors) if factor is kind
-        ]
+        order = [place for kind in Factor for place, (factor, _) in enumerate(self._factors) if factor is kind]
         split = self._split(x).permute(*order, -2, -1)
         windows, heads = self.windows, self.logit_heads
         return split.reshape(-1, windows, heads, *split.shape[-2:])
+
+    def restore(self, x: Tensor, leading: tuple[int, ...]) -> Tensor:
+        """Returns `(images, windows, heads, m, n)` with the leading axes of the logits, `(*leading, m, n)`."""
+        kinds = [kind for kind in Factor for factor, _ in self._factors if factor is kind]
+        sizes = [size for kind in Factor for factor, size in self._factors if factor is kind]
+        sizes = [-1 if kind is Factor.IMAGES else size for kind, size in zip(kinds, sizes, strict=True)]
+        order = [place for kind in Factor for place, (factor, _) in enumerate(self._factors) if factor is kind]
+        back = [order.index(place) for place in range(len(order))]
+        return x.reshape(*sizes, *x.shape[-2:]).permute(*back, -2, -1).reshape(*leading, *x.shape[-2:])
+
+    @property
+    def is_batch_by_heads(self) -> bool:
+        """Whether the leading axes are `(batch, heads)`, as `attend` takes them."""
+        return len(self.axes) == 2 and self._heads_stand_alone and not self._holds_heads(self.axes[0])
 
     def _split(self, x: Tensor) -> Tensor:
         """Returns a tensor with an axis for every factor; there may be more or fewer images than when it was found."""

@@ -7,6 +7,7 @@ up. `threading.local` is traced by Dynamo; `ContextVar.set` is not.
 
 import threading
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ class ImageSizeHook:
         self.key = f"size_{uuid.uuid4().hex}"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notes the size."""
         if torch.jit.is_tracing():  # sizes are tensors then
             return
         size = UNKNOWN
@@ -64,16 +66,29 @@ def noted_size(key: str) -> tuple[int, int] | None:
 
 
 def find_image_modules(runner: ModelRunner) -> list[nn.Module]:
-    """Returns the innermost modules that are given the image, by running the model once on noise."""
+    """Returns the innermost modules that are given the image, up to the first that turns it into something else.
+
+    The model runs once on noise.
+    """
     given: list[nn.Module] = []
+    done = False
     axes, channels = len(runner.shape) + 1, runner.shape[0]
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if module not in given and any(len(shape) == axes and shape[1] == channels for shape in shapes):
+    def has_image(values: Iterable[Any]) -> bool:
+        return any(isinstance(x, Tensor) and x.dim() == axes and x.shape[1] == channels for x in values)
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not done and module not in given and has_image((*args, *kwargs.values())):
             given.append(module)
 
-    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in runner.model.modules()]
+    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        nonlocal done
+        done = done or (module in given and not has_image([output]))
+
+    hooks: list[Any] = []
+    for module in runner.model.modules():
+        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        hooks.append(module.register_forward_hook(leave))
     try:
         with torch.no_grad():
             runner(runner.noise(1))

@@ -84,9 +84,8 @@ def make_runner(model: nn.Module, img_size: ImageSize | None = None, example: Ex
         if len(images) != 1:
             raise VicinalError(f"example must hold one tensor of images, got {sorted(example)}")
         keyword = images[0]
-        others = {
-            name: value[:1] if isinstance(value, Tensor) else value for name, value in example.items() if name != keyword
-        }
+        others = {name: value for name, value in example.items() if name != keyword}
+        others = {name: value[:1] if isinstance(value, Tensor) else value for name, value in others.items()}
         example = example[keyword]
     if not isinstance(example, Tensor):
         raise VicinalError(f"example must be a tensor or a mapping of keyword arguments, got {type(example).__name__}")
@@ -140,9 +139,7 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
 
     The tensors themselves are put aside and back, so nothing is rounded twice.
     """
-    halves = [
-        x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point() and x.dtype.itemsize < 4
-    ]
+    halves = [x for x in (*model.parameters(), *model.buffers()) if x.is_floating_point() and x.dtype.itemsize < 4]
     before = [x.data for x in halves]
     for x in halves:
         x.data = x.data.float()

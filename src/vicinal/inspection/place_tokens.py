@@ -208,7 +208,7 @@ def _overlapping_lattice(points: Tensor, heard: Tensor, aspect: float) -> _Latti
 
 
 def _fit(points: Tensor, row: Tensor, column: Tensor, rows: int, columns: int, aspect: float) -> _Lattice | None:
-    """Returns the lattice of points whose rows and columns are known, if all of them lie close to evenly spaced lines."""
+    """Returns the lattice of points in known rows and columns, if all lie close to evenly spaced lines."""
     lines, spread, pitch = [], [], []
     for axis, (number, count) in enumerate(((row, rows), (column, columns))):
         total = torch.zeros(count, dtype=points.dtype).index_add(0, number, points[:, axis])

@@ -60,7 +60,7 @@ class Evidence:
 
 
 def ramps(height: int, width: int) -> Tensor:
-    """Returns how strongly each pixel is disturbed, `(RAMPS, height, width)`: the squares are linear in the position."""
+    """Returns how strongly pixels are disturbed, `(RAMPS, height, width)`: the squares are linear in the position."""
     row, column = ((torch.arange(n) + 0.5) / n for n in (height, width))
     down, right = row[:, None].expand(height, width), column.expand(height, width)
     return torch.stack([down, 1 - down, right, 1 - right]).sqrt()
@@ -91,9 +91,7 @@ def collect_evidence(runner: ModelRunner, seeds: range, follow: Mapping[Key, Fol
 class _Prober(AttentionObserver):
     """Keeps places apart while a model runs on a base image, its disturbed copies, and the base image again."""
 
-    def __init__(
-        self, model: nn.Module, images: int, follow: Mapping[Key, Follow], found: dict[Key, Evidence]
-    ) -> None:
+    def __init__(self, model: nn.Module, images: int, follow: Mapping[Key, Follow], found: dict[Key, Evidence]) -> None:
         super().__init__(model, self._collect)
         self.images, self.follow, self.found = images, follow, found
 
@@ -116,9 +114,8 @@ class _Prober(AttentionObserver):
     def _collect(self, call: AttentionCall) -> None:
         evidence = self.found.setdefault(key_of(call), Evidence(call, self.images))
         responses = _responses(call, self.images)
-        if responses is None:
-            evidence.image_axis = None
-        elif evidence.queries and (evidence.image_axis != responses[0] or evidence.call.logits != call.logits):
+        known = evidence.image_axis if evidence.queries else None
+        if responses is None or evidence.call.logits != call.logits or known not in (None, responses[0]):
             evidence.image_axis = None
         else:
             evidence.image_axis = responses[0]

@@ -235,7 +235,8 @@ def _take_turns(sites: Sequence[AttentionSite]) -> bool:
 
 
 def _same_sites(one: Sequence[AttentionSite], other: Sequence[AttentionSite]) -> bool:
-    return len(one) == len(other) and all(_same_site(a, b) and a.steps == b.steps for a, b in zip(one, other, strict=True))
+    same = len(one) == len(other)
+    return same and all(_same_site(a, b) and a.steps == b.steps for a, b in zip(one, other, strict=True))
 
 
 def _same_site(one: AttentionSite, other: AttentionSite) -> bool:

@@ -153,9 +153,10 @@ def attach_priors(model: nn.Module, prior: Priors, shape: tuple[int, int, int]) 
         layers = part.get("layers")
         chosen = None if layers is None else partial(_named, frozenset(layers))
         attached = attach(model, part["prior"], example=example, layers=chosen, **part.get("options", {}))
-        missing = set(layers or ()) - {layer.name for layer in attached.layers}
+        missing = sorted(set(layers or ()) - {layer.name for layer in attached.layers})
         if missing:
-            raise VicinalError(f"{type(model).__name__} has no attention over a grid named {sorted(missing)[0]!r}")
+            reason = attached.left_alone.get(missing[0], "the model has no attention of that name")
+            raise VicinalError(f"{missing[0]} of {type(model).__name__} takes no prior: {reason}")
 
 
 def _named(names: frozenset[str], index: int, name: str) -> bool:

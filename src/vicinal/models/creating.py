@@ -7,8 +7,8 @@ import timm
 import torch
 from torch import nn
 
-from vicinal.attachment.running import ImageSize, Runner, quietly
 from vicinal.errors import VicinalError
+from vicinal.inspection.model_runner import ImageSize, ModelRunner, eval_without_side_effects
 from vicinal.models.backbones import (
     ALIASES,
     BACKBONES,
@@ -146,9 +146,9 @@ def _from_timm(
 
 def _check_runs(name: str, model: nn.Module, shape: tuple[int, int, int], own: tuple[int, int]) -> None:
     """Run a model once: timm makes some for sizes at which they fail, which the first batch would tell."""
-    run = Runner(model, shape)
+    run = ModelRunner(model, shape)
     try:
-        with quietly(model), torch.no_grad():
+        with eval_without_side_effects(model), torch.no_grad():
             model(run.noise(1))
     except Exception as error:
         raise VicinalError(

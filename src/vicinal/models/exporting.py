@@ -15,8 +15,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vicinal.attachment.running import runner_for
 from vicinal.errors import VicinalError, unknown
+from vicinal.inspection.model_runner import make_runner
 from vicinal.models.saving import PREPROCESSING
 
 __all__ = ["TOLERANCE", "Exported", "Format", "export"]
@@ -67,7 +67,7 @@ def export(
     file = Path(file)
     _check(model, file, format, batch_size, overwrite)
     model = copy.deepcopy(model).cpu().float().eval()
-    noise = runner_for(model).noise
+    noise = make_runner(model).noise
     batches = (1, 3) if batch_size is None else (batch_size,)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".exporting-") as beside:
         written = Path(beside, file.name)

@@ -11,9 +11,10 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vicinal.attachment.running import ImageSize
+from vicinal.attachment.attached_priors import check_sites
 from vicinal.errors import VicinalError
-from vicinal.models.backbones import attach_priors, image_size
+from vicinal.inspection.model_runner import ImageSize
+from vicinal.models.backbones import Priors, attach_priors, image_size
 from vicinal.models.creating import make_timm_model, note
 from vicinal.models.resizing import resize
 from vicinal.models.saving import CONFIG, PREPROCESSING, WEIGHTS, differences, without_source
@@ -45,7 +46,7 @@ def load(source: str | Path, *, img_size: ImageSize | None = None, rescale: bool
     config = _read_config(config_file)
     weights = _read_weights(weights_file)
     with torch.random.fork_rng(devices=[]):  # the weights that a new model starts with are overwritten
-        model = _rebuild(config, config_file)
+        model = _rebuild(config, config_file, weights)
     _fill(model, weights, weights_file)
     model.eval()
     if img_size is not None and image_size(img_size) != tuple(model.pretrained_cfg["input_size"][1:]):  # type: ignore[index]
@@ -110,7 +111,7 @@ def _read_weights(file: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def _rebuild(config: Mapping[str, Any], file: Path) -> nn.Module:
+def _rebuild(config: Mapping[str, Any], file: Path, weights: Mapping[str, Tensor]) -> nn.Module:
     arguments = {"num_classes": config.get("num_classes"), **config["model_args"]}
     prior = arguments.pop("prior", "none")
     architecture = config["architecture"]
@@ -124,11 +125,26 @@ def _rebuild(config: Mapping[str, Any], file: Path) -> nn.Module:
         if "label_names" in config:
             declared["label_names"] = config["label_names"]
         channels, height, width = declared["input_size"]
-        attach_priors(model, prior, (channels, height, width))
+        attach_priors(model, _with_layers(prior, config, weights), (channels, height, width))
+        if "prior_sites" in config:
+            check_sites(model, config["prior_sites"])
     except (VicinalError, KeyError, TypeError) as error:
         raise VicinalError(f"{file}: {error}") from error
     declared["input_size"] = (channels, height, width)
     return note(model, declared, arguments)
+
+
+def _with_layers(prior: Priors, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Priors:
+    """Returns a prior for all layers as one for the layers that had it when the model was saved.
+
+    Later versions may find more layers that take a prior. Configs of 0.1.0 do not list layers; their weights do, unless
+    the prior has none.
+    """
+    if not isinstance(prior, str) or prior == "none":
+        return prior
+    with_weights = dict.fromkeys(name.rpartition(".prior.")[0] for name in weights if ".prior." in name)
+    layers = list(config.get("prior_sites", with_weights))
+    return [{"prior": prior, "layers": layers}] if layers else prior
 
 
 def _fill(model: nn.Module, weights: Mapping[str, Tensor], file: Path) -> None:

@@ -15,10 +15,11 @@ import torch
 from timm.models import push_to_hf_hub, save_for_hf
 from torch import nn
 
+from vicinal.attachment import get_priors
+from vicinal.attachment.attached_priors import describe_sites, priors_to_config
 from vicinal.errors import VicinalError
 from vicinal.models.backbones import image_size, images_of
 from vicinal.models.creating import make_timm_model
-from vicinal.models.resizing import priors_of, written_priors
 
 __all__ = ["CONFIG", "PREPROCESSING", "WEIGHTS", "differences", "push_to_hub", "save", "without_source"]
 
@@ -140,7 +141,8 @@ def _describe(
         )
     arguments = {**_arguments(model), **(model_args or {})}
     _check_rebuilds(model, architecture, arguments)
-    arguments["prior"] = written_priors(model)
+    arguments["prior"] = priors_to_config(model)
+    sites = describe_sites(model)
     if arguments["prior"] == "none":
         del arguments["prior"]
     classes: Any = model.num_classes
@@ -161,6 +163,8 @@ def _describe(
     described = {**declared, **images, "input_size": (channels, *size), "num_classes": classes, "label_names": None}
     described["fixed_input_size"] = "img_size" in arguments
     config = {"num_classes": classes, "pretrained_cfg": without_source(described), "vicinal_version": _version()}
+    if sites:
+        config["prior_sites"] = sites
     if names is not None:
         config["label_names"] = list(names)
     try:
@@ -203,7 +207,7 @@ def _check_rebuilds(model: nn.Module, architecture: str, arguments: Mapping[str,
     """An error if these arguments do not make a model with weights of the same names and shapes."""
     with torch.device("meta"):
         again = make_timm_model(architecture, pretrained=False, **arguments)
-    prior_names = {f"{name}.prior." for name in priors_of(model)}
+    prior_names = {f"{name}.prior." for name in get_priors(model)}
     here = {
         name: tuple(values.shape)
         for name, values in model.state_dict().items()

@@ -8,12 +8,12 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from vicinal.attachment import attach
+from vicinal.attachment import attach, get_priors
+from vicinal.attachment.attached_priors import priors_to_config
 from vicinal.data import Augmentation, Images, Loader, Preprocessing, Source, derive, open_source, split
 from vicinal.errors import VicinalError
 from vicinal.mixing import Mixing, TransMix
 from vicinal.models import create_model, load
-from vicinal.models.resizing import priors_of, written_priors
 from vicinal.training.config import DEFAULT_MODEL, TrainConfig
 from vicinal.training.groups import create_optimizer
 from vicinal.training.locating import model_folder
@@ -193,8 +193,8 @@ def _from_run(config: TrainConfig, source: Source) -> nn.Module:
     declared = dict(trained.pretrained_cfg)
     if declared.get("label_names") != source.class_names:
         trained.reset_classifier(len(source.class_names))
-    prior = written_priors(trained)
-    if config.prior != "none" and priors_of(trained):
+    prior = priors_to_config(trained)
+    if config.prior != "none" and get_priors(trained):
         raise VicinalError(f"{given} has a prior already ({prior}); leave --prior out")
     arguments = {
         **trained.model_args,

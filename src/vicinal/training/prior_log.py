@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vicinal.attachment import get_priors
 from vicinal.errors import VicinalError
-from vicinal.models.resizing import priors_of
 from vicinal.priors.base import Prior
 from vicinal.priors.composition import Composition
 from vicinal.priors.convolution import Convolution
@@ -128,7 +128,7 @@ class PriorLog:
                 os.fsync(stream.fileno())  # a checkpoint follows, and from it this epoch is not done again
 
     def _rows(self, epoch: int) -> str:
-        priors = priors_of(self.network).items()
+        priors = get_priors(self.network).items()
         return _as_csv((epoch, layer, *row) for layer, prior in priors for row in option_rows(readable_options(prior)))
 
 

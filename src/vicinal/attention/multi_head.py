@@ -1,6 +1,6 @@
-"""`F.multi_head_attention_forward`, opened: what `nn.MultiheadAttention` calls, with its heart to be put in.
+"""Reimplements `F.multi_head_attention_forward` with a replaceable attention function.
 
-A mode sees that call, but nothing inside it. So what leads to q, k and v, and from the output on, is done here.
+A `TorchFunctionMode` sees that call, which `nn.MultiheadAttention` makes, but not the operations inside it.
 """
 
 from collections.abc import Callable
@@ -11,42 +11,46 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.attention import attention_weights
 from vicinal.errors import VicinalError
-from vicinal.priors.base import Prior
 
 __all__ = ["MultiHead", "multi_head"]
 
 
 @dataclass(frozen=True)
 class MultiHead:
-    """One call of `F.multi_head_attention_forward`."""
+    """One call of `F.multi_head_attention_forward`, up to queries, keys and values."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     """`(batch, heads, tokens, dim)` each."""
     mask: Tensor | None
-    """Numbers to add to the logits."""
+    """Added to the logits."""
     dropout: float
     batched: bool
     need_weights: bool
     average_weights: bool
     out_projection: tuple[Tensor, Tensor | None]
 
-    def run(self, attention: Callable[..., Tensor], prior: Prior | None) -> tuple[Tensor, Tensor | None]:
-        """The call's result; `attention(q, k, v, prior=, mask=, dropout=)` is at its heart."""
-        weights = None
+    def run(self, attention: Callable[..., Tensor], weights: Callable[..., Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Returns output and weights as `F.multi_head_attention_forward` does.
+
+        Args:
+            attention: `attention(q, k, v, mask=, dropout=)` gives the output, `(batch, heads, tokens, dim)`.
+            weights: `weights(q, k, mask=)` gives the weights, `(batch, heads, tokens, keys)`; used where the caller
+                wants them.
+        """
+        given = None
         if self.need_weights:
-            weights = attention_weights(self.q, self.k, prior=prior, mask=self.mask)
-            out = F.dropout(weights, self.dropout) @ self.v
-            weights = weights.mean(1) if self.average_weights else weights
+            given = weights(self.q, self.k, mask=self.mask)
+            out = F.dropout(given, self.dropout) @ self.v
+            given = given.mean(1) if self.average_weights else given
         else:
-            out = attention(self.q, self.k, self.v, prior=prior, mask=self.mask, dropout=self.dropout)
+            out = attention(self.q, self.k, self.v, mask=self.mask, dropout=self.dropout)
         out = F.linear(out.permute(2, 0, 1, 3).flatten(2), *self.out_projection)
         if self.batched:
-            return out, weights
-        return out.squeeze(1), None if weights is None else weights.squeeze(0)
+            return out, given
+        return out.squeeze(1), None if given is None else given.squeeze(0)
 
 
 def multi_head(
@@ -75,7 +79,11 @@ def multi_head(
     is_causal: bool = False,
     **static: Any,
 ) -> MultiHead:
-    """Up to q, k and v. The arguments are those of `F.multi_head_attention_forward`, tokens first."""
+    """Returns queries, keys and values of a call; the arguments are those of `F.multi_head_attention_forward`.
+
+    Raises:
+        VicinalError: for keys beyond the tokens and for causal attention.
+    """
     if bias_k is not None or add_zero_attn or is_causal or any(each is not None for each in static.values()):
         raise VicinalError("a spatial prior serves no keys beyond the tokens, and no causal attention")
     batched = query.dim() == 3
@@ -95,9 +103,9 @@ def multi_head(
         heads.append(projected.view(*projected.shape[:2], num_heads, -1).permute(1, 2, 0, 3))
     mask = None
     if attn_mask is not None:
-        mask = _hiding(attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, num_heads, *attn_mask.shape[1:]))
+        mask = _added(attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, num_heads, *attn_mask.shape[1:]))
     if key_padding_mask is not None:
-        padding = _hiding(key_padding_mask[:, None, None])
+        padding = _added(key_padding_mask[:, None, None])
         mask = padding if mask is None else mask + padding
     q, k, v = heads
     return MultiHead(
@@ -113,8 +121,8 @@ def multi_head(
     )
 
 
-def _hiding(mask: Tensor) -> Tensor:
-    """As numbers to add; True hides a key in masks of `nn.MultiheadAttention`."""
-    return (
-        torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask
-    )
+def _added(mask: Tensor) -> Tensor:
+    """Returns a mask as values to add to the logits; in masks of `nn.MultiheadAttention` True hides a key."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(mask, -torch.inf)

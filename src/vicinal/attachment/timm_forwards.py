@@ -1,7 +1,7 @@
-"""Direct forwards for the attention classes that most models use.
+"""Fast forwards for timm's attention classes that most models use.
 
-Entering a mode costs some microseconds a layer, which a batch of one image notices. These do what the class's own
-forward does, with `attend` at its heart, and are used only where that forward is the library's, unchanged.
+Entering a mode costs some microseconds a layer, which shows with a batch of one image. These do what the class's own
+forward does, with `attend` in place of its attention, and are used only where that forward is timm's, unchanged.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from vicinal._torchvision import ensure_torchvision
-from vicinal.attachment.swapping import Attached, token_mismatch
+from vicinal.attachment.interceptor import token_mismatch
+from vicinal.attachment.subclass import WithPrior
 from vicinal.attention import attend
 from vicinal.errors import VicinalError
 
@@ -19,14 +20,15 @@ ensure_torchvision()
 from timm.layers.attention import Attention  # noqa: E402
 from timm.models.swin_transformer import WindowAttention  # noqa: E402
 
-__all__ = ["DIRECT"]
+__all__ = ["FAST_FORWARDS"]
 
 
-class DirectAttention(Attached):
+class AttentionForward(WithPrior):
     """timm's `Attention`, under a prior."""
 
     def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """Tokens in, tokens out: `(batch, tokens, dim)`."""
+        """Returns tokens, `(batch, tokens, dim)`."""
+        self.prior_site.check_image()
         if is_causal:
             raise VicinalError("a spatial prior does not serve causal attention")
         batch, tokens, _ = x.shape
@@ -41,11 +43,12 @@ class DirectAttention(Attached):
         return self.proj_drop(self.proj(out if gate is None else out * gate))  # type: ignore[no-any-return]
 
 
-class DirectWindowAttention(Attached):
+class WindowAttentionForward(WithPrior):
     """timm's `WindowAttention` of Swin, under a prior."""
 
     def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Windows in, windows out: `(batch * windows, tokens, dim)`."""
+        """Returns windows, `(batch * windows, tokens, dim)`."""
+        self.prior_site.check_image()
         batch, tokens, _ = x.shape
         if tokens != self.prior.grid.tokens:
             raise token_mismatch(self.prior, tokens)
@@ -58,7 +61,7 @@ class DirectWindowAttention(Attached):
         return self.proj_drop(self.proj(out.transpose(1, 2).reshape(batch, tokens, -1)))  # type: ignore[no-any-return]
 
 
-DIRECT: dict[Callable[..., Any], type[Attached]] = {
-    Attention.forward: DirectAttention,
-    WindowAttention.forward: DirectWindowAttention,
+FAST_FORWARDS: dict[Callable[..., Any], type[WithPrior]] = {
+    Attention.forward: AttentionForward,
+    WindowAttention.forward: WindowAttentionForward,
 }

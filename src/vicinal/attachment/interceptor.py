@@ -1,0 +1,228 @@
+"""Applies a prior inside the forward of any attention module.
+
+Multiplies at the product Q K^T, before any bias, window mask or talking heads; adds at the softmax that follows; and
+takes over fused calls. So it serves every attention class.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vicinal.attention import attend, attention_weights
+from vicinal.attention.multi_head import multi_head
+from vicinal.attention.reference import attend_plain
+from vicinal.errors import VicinalError
+from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation, Step, product_sides
+from vicinal.inspection.head_layout import HeadLayout
+from vicinal.priors.base import Prior
+
+__all__ = ["PriorInterceptor", "attend_in_order"]
+
+
+class PriorInterceptor(AttentionMode):
+    """Applies a prior to the attention that one module computes inside.
+
+    Args:
+        prior: what to apply.
+        layout: where heads are in the logits.
+        steps: which operations of the module are the attention.
+        order: token at each position of the prior's grid; None if they are in that order.
+        position: the inverse of `order`.
+    """
+
+    def __init__(
+        self,
+        prior: Prior,
+        layout: HeadLayout,
+        steps: tuple[Step, ...],
+        order: Tensor | None = None,
+        position: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.prior, self.layout, self.steps = prior, layout, steps
+        self.order, self.position = order, position
+        self.products = self.softmaxes = self.fused = 0
+        self.applied = 0
+        """Number of steps that the prior was applied in."""
+        self.shape: tuple[int, ...] = ()
+
+    def on_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Multiplies Q K^T by the prior's scale."""
+        number = self.products
+        self.products += 1
+        step = self._step(Operation.PLAIN, number)
+        if step < 0:
+            return func(*args, **kwargs)
+        prior_scale = self._values(step)[0]
+        sides = product_sides(func, args)
+        if prior_scale is None or sides is None or len(args) != 3 or func is torch.einsum:
+            result = func(*args, **kwargs)
+            self._check(result)
+            return result if prior_scale is None else self._apply(torch.mul, result, prior_scale, step)
+        # baddbmm adds to the product, which is multiplied first.
+        products = torch.bmm(args[1], args[2]) * kwargs.get("alpha", 1)
+        self._check(products)
+        return self._apply(torch.mul, products, prior_scale, step) + args[0] * kwargs.get("beta", 1)
+
+    def on_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Adds the prior's bias to the logits."""
+        number = self.softmaxes
+        self.softmaxes += 1
+        step = next((n for n, each in enumerate(self.steps) if self._is_plain(each) and each.softmax == number), -1)
+        if step < 0 or not self.shape:
+            return func(*args, **kwargs)
+        prior_bias = self._values(step)[1]
+        if prior_bias is not None:
+            args = (self._apply(torch.add, args[0], prior_bias, step), *args[1:])
+        self.applied += 1
+        return func(*args, **kwargs)
+
+    def on_fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: FusedCall) -> Tensor:
+        """Computes a fused call under the prior."""
+        number = self.fused
+        self.fused += 1
+        step = self._step(Operation.FUSED, number)
+        if step < 0:
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+        self.applied += 1
+        if call.is_causal or call.enable_gqa:
+            raise VicinalError("a spatial prior serves neither causal nor grouped-query attention")
+        return self._attend(call, step)
+
+    def on_multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Computes `F.multi_head_attention_forward` under the prior."""
+        number = self.fused
+        self.fused += 1
+        if self._step(Operation.MULTI_HEAD, number) < 0:
+            return func(*args, **kwargs)
+        self.applied += 1
+        parts = multi_head(*args, **kwargs)
+        if parts.q.shape[2] != self.prior.grid.tokens:
+            raise token_mismatch(self.prior, parts.q.shape[2])
+        return parts.run(
+            functools.partial(attend_in_order, self.prior, self.order, self.position),
+            functools.partial(weights_in_order, self.prior, self.order, self.position),
+        )
+
+    def _step(self, operation: Operation, number: int) -> int:
+        """Returns which of the steps a product or fused call is; -1 if it is none."""
+        for place, step in enumerate(self.steps):
+            if step.operation is operation and step.product == number:
+                return place
+        return -1
+
+    @staticmethod
+    def _is_plain(step: Step) -> bool:
+        return step.operation is Operation.PLAIN
+
+    def _check(self, product: Tensor) -> None:
+        tokens = self.prior.grid.tokens
+        if product.shape[-1] != tokens or product.shape[-2] != tokens:
+            raise token_mismatch(self.prior, product.shape[-1])
+        self.shape = tuple(product.shape)
+
+    def _values(self, step: int) -> tuple[Tensor | None, Tensor | None]:
+        """Returns scale and bias over pairs of tokens as the module orders them, each `(heads, tokens, tokens)`."""
+        scale, bias = self.prior()
+        if self.position is not None:
+            scale, bias = (None if x is None else x[:, self.position][:, :, self.position] for x in (scale, bias))
+        if self.steps[step].transposed:
+            scale, bias = (None if x is None else x.mT for x in (scale, bias))
+        return scale, bias
+
+    def _apply(self, operation: Any, logits: Tensor, values: Tensor, step: int) -> Tensor:
+        values, turn = values.to(logits.dtype), step if self.layout.turns > 1 else 0
+        if tuple(logits.shape) == self.shape:
+            return self.layout.apply(operation, logits, values, turn)
+        return self.layout.apply(operation, logits.reshape(self.shape), values, turn).view_as(logits)
+
+    def _attend(self, call: FusedCall, step: int) -> Tensor:
+        """Returns the result of a fused call in the shape that the module expects."""
+        q, k, v, mask = call.query, call.key, call.value, call.attn_mask
+        leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+        if q.shape[-2] != self.prior.grid.tokens:
+            raise token_mismatch(self.prior, q.shape[-2])
+        q, k, v = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, v))
+        plain = self.layout.is_batch_by_heads
+        if not plain:
+            if mask is not None:
+                mask = self._folded(mask.expand(*leading, q.shape[-2], k.shape[-2]))
+            q, k, v = (self._folded(x) for x in (q, k, v))
+        if self.layout.turns > 1:
+            values = (None if x is None else x[step : step + 1] for x in self._values(step))
+            scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
+            out = attend_plain(q, k, v, *values, mask=mask, dropout=call.dropout_p, scale=scale)
+        else:
+            out = attend_in_order(
+                self.prior, self.order, self.position, q, k, v, mask=mask, dropout=call.dropout_p, scale=call.scale
+            )
+        if plain:
+            return out
+        return self.layout.restore(out.unflatten(0, (-1, self.layout.windows)), tuple(leading))
+
+    def _folded(self, x: Tensor) -> Tensor:
+        """Returns `(*leading, m, n)` as `(images * windows, heads, m, n)`."""
+        return self.layout.standard(x).flatten(0, 1)
+
+
+def attend_in_order(
+    prior: Prior,
+    order: Tensor | None,
+    position: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """Returns `attend` for tokens in another order than the prior's grid: they are put in order, and back.
+
+    Args:
+        prior: as for `attend`.
+        order: token at each position of the grid; None if they are in that order.
+        position: the inverse of `order`.
+        q: queries, `(batch, heads, tokens, dim)`, in the module's order; `k` and `v` as well.
+        k: keys.
+        v: values.
+        mask: as for `attend`, in the module's order.
+        dropout: as for `attend`.
+        scale: as for `attend`.
+    """
+    if order is None or position is None:
+        return attend(q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale)
+    q, k, v = (x.index_select(-2, order) for x in (q, k, v))
+    out = attend(q, k, v, prior=prior, mask=_ordered(mask, order), dropout=dropout, scale=scale)
+    return out.index_select(-2, position)
+
+
+def weights_in_order(
+    prior: Prior, order: Tensor | None, position: Tensor | None, q: Tensor, k: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Returns `attention_weights` for tokens in another order than the prior's grid, in the module's order."""
+    if order is None or position is None:
+        return attention_weights(q, k, prior=prior, mask=mask)
+    q, k = (x.index_select(-2, order) for x in (q, k))
+    weights = attention_weights(q, k, prior=prior, mask=_ordered(mask, order))
+    return weights.index_select(-2, position).index_select(-1, position)
+
+
+def _ordered(mask: Tensor | None, order: Tensor) -> Tensor | None:
+    """Returns a mask over pairs of tokens in the grid's order; axes of length 1 stay."""
+    if mask is None:
+        return None
+    for axis in (-2, -1):
+        if mask.dim() >= -axis and mask.shape[axis] > 1:
+            mask = mask.index_select(axis, order)
+    return mask
+
+
+def token_mismatch(prior: Prior, tokens: int) -> VicinalError:
+    """Returns the error for a sequence of another length than the prior was attached for."""
+    return VicinalError(
+        f"the prior was attached for {prior.grid.tokens} tokens ({prior.grid}), got {tokens}: "
+        "attach with the img_size in use, or detach and attach again; tokens dropped at random are not served"
+    )

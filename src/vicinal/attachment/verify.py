@@ -1,0 +1,269 @@
+"""Checks on noise that a prior acts on each attention module as the formula says.
+
+An identity prior must change nothing. A prior with another number at every offset must do what a lookup pair by pair of
+tokens does, from the cells of every window; the identity alone would not notice a wrong grid. Module outputs are
+compared, because LayerScale hides errors in the model's output.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vicinal.attachment.subclass import PriorSite, give_prior, take_prior
+from vicinal.attention.multi_head import multi_head
+from vicinal.cells import Cells, Layout
+from vicinal.grid import Grid
+from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
+from vicinal.inspection.model_runner import ModelRunner
+from vicinal.inspection.refusal import Refusal, RefusalKind
+from vicinal.inspection.sites import AttentionSite
+from vicinal.priors.base import Prior
+
+__all__ = ["verify_sites"]
+
+OUTSIDE = (3.0, 5.0)  # scale and bias for pairs that no window of the prior's grid holds, such as those of a wrap
+ROUNDING = 1e-5  # of the largest output
+MAX_DIFFERENCE = 0.01  # of the effect of the prior
+MAX_HIDING = 1e-3  # weights that are all smaller than this hide what is in front of them
+
+
+class Uneven(Prior):
+    """Another scale and bias at every offset and head."""
+
+    def __init__(self, heads: int, grid: Grid) -> None:
+        super().__init__(heads, grid)
+        generator = torch.Generator().manual_seed(0)
+        shape = (heads, *grid.table_shape)
+        self.register_buffer("times", 0.5 + torch.rand(shape, generator=generator))
+        self.register_buffer("plus", torch.randn(shape, generator=generator))
+
+    def scale(self) -> Tensor:
+        """Returns numbers between 0.5 and 1.5, `(heads, 2h-1, 2w-1)`."""
+        return self.times  # type: ignore[return-value]
+
+    def bias(self) -> Tensor:
+        """Returns normal numbers, `(heads, 2h-1, 2w-1)`."""
+        return self.plus  # type: ignore[return-value]
+
+
+def verify_sites(runner: ModelRunner, sites: Sequence[AttentionSite]) -> dict[str, Refusal]:
+    """Checks all modules in one run of the model.
+
+    Args:
+        runner: the model, in evaluation mode, without priors and in full precision; and its images.
+        sites: those that take a prior.
+
+    Returns:
+        Why a prior would not act as it should, by the name of the site.
+    """
+    refused: dict[str, Refusal] = {}
+    made_for_inference = any(x.is_inference() for x in runner.model.parameters())
+    with contextlib.ExitStack() as stack:
+        # In-place changes of tensors that were made in inference mode are allowed only inside of it.
+        stack.enter_context(torch.inference_mode() if made_for_inference else torch.no_grad())
+        for site in sites:
+            if "prior_site" not in vars(site.module):  # else it was verified when it got its prior
+                stack.enter_context(_checked_forward(site, refused))
+        if sites:
+            runner(runner.noise(1))
+    return refused
+
+
+@contextlib.contextmanager
+def _checked_forward(site: AttentionSite, refused: dict[str, Refusal]) -> Iterator[None]:
+    """Replaces a module's forward by one that checks a prior on the first call."""
+    module, before = site.module, site.module.__dict__.get("forward")
+    done = False
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        if not done:
+            done = True
+            _check(site, args, kwargs, refused)
+        return before(*args, **kwargs) if before is not None else type(module).forward(module, *args, **kwargs)
+
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], refused: dict[str, Refusal]) -> None:
+    """Compares a module's outputs on noise, and notes a refusal if they are wrong."""
+    module, layout = site.module, site.layout
+    assert layout is not None
+    given, names = [*args, *kwargs.values()], list(kwargs)
+    tokens = next((x for x in given if isinstance(x, Tensor) and x.is_floating_point()), None)
+    if tokens is not None:
+        noise = torch.randn(tokens.shape, generator=torch.Generator().manual_seed(0)).to(tokens)
+        given = [noise if x is tokens else x for x in given]
+    keywords = dict(zip(names, given[len(args) :], strict=True))
+
+    def run() -> Tensor:
+        return _first_tensor(type(module).forward(module, *given[: len(args)], **keywords))  # type: ignore[arg-type]
+
+    device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
+    uneven = Uneven(site.heads, layout.grid).to(device)
+    with _nothing_hidden(module):
+        plain = run()
+        with _PairByPair(uneven, site):
+            expected = run()
+        outputs = []
+        for prior in (Prior(site.heads, layout.grid), uneven):
+            order = layout.order
+            give_prior(module, prior, PriorSite.of(site), order)
+            try:
+                outputs.append(run())
+            finally:
+                take_prior(module)
+    rounding = ROUNDING * float(plain.abs().max())
+    effect = float((expected - plain).abs().max())
+    reason = ""
+    if float((outputs[0] - plain).abs().max()) > rounding:
+        reason = "a prior that changes nothing changes its output"
+    elif effect <= rounding:
+        reason = "its output does not depend on its patch-to-patch attention weights"
+    elif float((outputs[1] - expected).abs().max()) > rounding + MAX_DIFFERENCE * effect:
+        reason = "a prior does not act on its logits as the formula says"
+    if reason:
+        refused[site.name] = Refusal(RefusalKind.UNVERIFIED, reason)
+
+
+def _first_tensor(output: Any) -> Tensor:
+    while not isinstance(output, Tensor):
+        output = next(iter(output.values() if isinstance(output, Mapping) else output))
+    return output
+
+
+class _PairByPair(AttentionMode):
+    """Applies a prior to plain attention by looking every pair of tokens up in its table, window by window."""
+
+    def __init__(self, prior: Uneven, site: AttentionSite) -> None:
+        super().__init__()
+        self.site = site
+        assert isinstance(site.queries, Cells)
+        assert site.layout is not None
+        index = _offset_index(site.queries, site.layout).to(prior.device or "cpu")
+        values = (prior.scale(), prior.bias())
+        neutral_and_outside = zip((1.0, 0.0), OUTSIDE, strict=True)
+        self.scale, self.bias = (
+            torch.cat([x.flatten(1), x.new_tensor(more).expand(len(x), 2)], 1)[:, index].movedim(0, 1)
+            for x, more in zip(values, neutral_and_outside, strict=True)
+        )  # (windows, heads, queries, keys) each
+        self.products = self.softmaxes = self.fused = 0
+        self.shape: tuple[int, ...] = ()
+
+    def on_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Multiplies."""
+        result, number = func(*args, **kwargs), self.products
+        self.products += 1
+        for place, step in enumerate(self.site.steps):
+            if step.operation is Operation.PLAIN and step.product == number:
+                self.shape = tuple(result.shape)
+                added = kwargs.get("beta", 1) * args[0] if len(args) == 3 and isinstance(args[0], Tensor) else 0
+                return (result - added) * self._laid_out(self.scale, self.shape, place) + added
+        return result
+
+    def on_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Adds."""
+        number = self.softmaxes
+        self.softmaxes += 1
+        for place, step in enumerate(self.site.steps):
+            if step.operation is Operation.PLAIN and step.softmax == number:
+                bias = self._laid_out(self.bias, self.shape, place).reshape(args[0].shape)
+                return func(args[0] + bias, *args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+    def on_fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: FusedCall) -> Tensor:
+        """Computes a fused call by the formula."""
+        number = self.fused
+        self.fused += 1
+        for place, step in enumerate(self.site.steps):
+            if step.operation is Operation.FUSED and step.product == number:
+                return self._attention(call.query, call.key, call.value, call.attn_mask, call.scale, place)
+        return func(*args, **kwargs)  # type: ignore[no-any-return]
+
+    def on_multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Computes `F.multi_head_attention_forward` by the formula."""
+        parts = multi_head(*args, **kwargs)
+        return parts.run(
+            lambda q, k, v, mask, **_: self._weights(q, k, mask, None, 0) @ v,
+            lambda q, k, mask: self._weights(q, k, mask, None, 0),
+        )
+
+    def _laid_out(self, values: Tensor, shape: tuple[int, ...], place: int) -> Tensor:
+        layout = self.site.head_layout
+        if layout.turns > 1:
+            values = values[:, place : place + 1]
+        if self.site.steps[place].transposed:
+            values = values.mT
+        return layout.expand(values, shape)
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, scale: float | None, place: int) -> Tensor:
+        logits = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        shape = tuple(logits.shape)
+        logits = logits * self._laid_out(self.scale, shape, place) + self._laid_out(self.bias, shape, place)
+        if mask is not None:
+            logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+        return logits.softmax(-1)
+
+    def _attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, place: int
+    ) -> Tensor:
+        return self._weights(q, k, mask, scale, place) @ v
+
+
+def _offset_index(cells: Cells, layout: Layout) -> Tensor:
+    """Returns where each pair of tokens finds its offset in a flattened table, `(windows, queries, keys)`.
+
+    Offsets are differences of cells, in steps of a window. One past the table's end stands for a pair with a token
+    without a place; two past it for a pair whose offset the table does not hold.
+    """
+    height, width = layout.grid.height, layout.grid.width
+    coordinates, placed = cells.coordinates, cells.index >= 0
+    step = torch.tensor([_least_step(coordinates, placed, axis) for axis in (0, 1)])
+    offset = coordinates[:, None] - coordinates[:, :, None]  # (windows, queries, keys, 2): key - query
+    whole = (offset % step == 0).all(-1)
+    offset = offset.div(step, rounding_mode="floor")
+    # Padding has no cell: it continues the window.
+    position = torch.arange(cells.tokens) if layout.position is None else layout.position
+    patch = position - layout.grid.prefix
+    local = torch.stack([patch.div(width, rounding_mode="floor"), patch % width], -1)
+    in_window = local[None] - local[:, None]
+    both = placed[:, :, None] & placed[:, None]
+    offset = torch.where(both[..., None], offset, in_window)
+    inside = (offset[..., 0].abs() < height) & (offset[..., 1].abs() < width) & (whole | ~both)
+    index = (offset[..., 0] + height - 1) * (2 * width - 1) + offset[..., 1] + width - 1
+    end = (2 * height - 1) * (2 * width - 1)
+    index = torch.where(inside, index, end + 1)
+    patches = patch >= 0
+    return torch.where(patches[:, None] & patches, index, end)
+
+
+def _least_step(coordinates: Tensor, placed: Tensor, axis: int) -> int:
+    """Returns the distance of neighboring rows, or columns, of a window."""
+    steps = [window[mask, axis].unique().diff() for window, mask in zip(coordinates, placed, strict=True)]
+    return min((int(each.min()) for each in steps if len(each)), default=1)
+
+
+@contextlib.contextmanager
+def _nothing_hidden(module: nn.Module) -> Iterator[None]:
+    """Puts noise in place of weights that start at or near zero, such as a LayerScale, and restores them after."""
+    hiding = {
+        parameter: parameter.clone()
+        for name, parameter in module.named_parameters()
+        if not name.endswith("bias") and parameter.numel() and parameter.abs().max() < MAX_HIDING
+    }
+    for parameter in hiding:
+        parameter.normal_(generator=torch.Generator(parameter.device).manual_seed(0))
+    try:
+        yield
+    finally:
+        for parameter, value in hiding.items():
+            parameter.copy_(value)
