@@ -15,8 +15,7 @@ from by_hand import attention_io, logits_by_hand, project
 from small_models import beit, cait, images, swin, swin_v2, vit
 from test_ordering import PLACES, Model
 from vicinal import Grid, VicinalError
-from vicinal.attachment import swapping
-from vicinal.attachment.swapping import Attached
+from vicinal.attachment.subclass import WithPrior
 
 SPECS = ["gmm:init=spread", "gab", "gmm:init=spread+gab"]
 
@@ -101,9 +100,9 @@ def test_direct_forwards_equal_the_mode_in_outputs_and_gradients(make, monkeypat
     vicinal.attach(direct, "gmm:init=spread+gab")
     by_mode = copy.deepcopy(direct)
     for module in by_mode.modules():
-        if isinstance(module, Attached):
-            base = swapping.original_class(module)
-            module.__class__ = type("ByMode", (Attached, base), {})
+        if isinstance(module, WithPrior):
+            base = module.plain_class
+            module.__class__ = type("ByMode", (WithPrior, base), {"plain_class": base})
     x = images(direct)
     left, right = direct(x), by_mode(x)
     torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-4)
@@ -169,7 +168,7 @@ def test_layers_and_exclude_choose(layers, exclude, expected):
     table = vicinal.attach(model, "conv:growth=0.4", layers=layers, exclude=exclude)
     assert [layer.name for layer in table.layers] == [f"blocks.{number}.attn" for number in expected]
     for number, block in enumerate(model.blocks):
-        assert isinstance(block.attn, Attached) == (number in expected)
+        assert isinstance(block.attn, WithPrior) == (number in expected)
         if number in expected:
             assert (block.attn.prior.layer, block.attn.prior.depth) == (number, 3)
 
@@ -300,11 +299,11 @@ def test_bad_options_leave_the_model_as_it_was():
     model = vit()
     with pytest.raises(VicinalError, match="unknown option"):
         vicinal.attach(model, "gmm:kernel=2")
-    assert not any(isinstance(module, Attached) for module in model.modules())
+    assert not any(isinstance(module, WithPrior) for module in model.modules())
     stages = swin()  # 2 heads in the first stage, 4 in the second
     with pytest.raises(VicinalError, match=r"gab takes sigma as one number or as shape \(4,\)"):
         vicinal.attach(stages, "gab:share_heads=false", sigma=[1.0, 2.0])
-    assert not any(isinstance(module, Attached) for module in stages.modules())
+    assert not any(isinstance(module, WithPrior) for module in stages.modules())
 
 
 def test_inference_mode_is_refused():

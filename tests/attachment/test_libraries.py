@@ -7,7 +7,6 @@ from torch import nn
 import vicinal
 from by_hand import attention_io, logits_by_hand, project
 from vicinal import Grid, VicinalError
-from vicinal.attachment.swapping import swap
 
 SPECS = ["gmm:init=spread", "gab", "gmm:init=spread+gab"]
 PIXELS = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -6,7 +6,6 @@ from torch import nn
 
 import vicinal
 from vicinal import VicinalError
-from vicinal.attachment.tiling import enlarged
 
 SIDE = 8
 
@@ -114,15 +113,3 @@ def test_any_size_is_seen_behind_convolutions(side, seed):
     stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.GELU(), nn.Conv2d(16, 16, 3, 2, 1))
     table = vicinal.attach(Model(stem=stem, side=side), "gmm", img_size=4 * side)
     assert [layer.place for layer in table.layers] == [f"{side} x {side}"] * 2
-
-
-def test_patterns_cover_the_image_and_the_last_cells_may_stick_out():
-    patterns = torch.rand(2, 13, 9)
-    whole = patterns.repeat_interleave(4, 1).repeat_interleave(4, 2)
-    assert torch.equal(enlarged(patterns, (52, 36)), whole)
-    assert torch.equal(enlarged(patterns, (50, 36), side=4), whole[:, :50])
-
-
-def test_patterns_of_no_whole_number_of_pixels_divide_the_image():
-    patterns = torch.rand(2, 3, 15)
-    assert torch.equal(enlarged(patterns, (12, 20)), nn.functional.interpolate(patterns[None], (12, 20))[0])

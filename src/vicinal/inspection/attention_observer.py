@@ -123,16 +123,18 @@ class AttentionObserver(AttentionMode):
             for hook in hooks:
                 hook.remove()
 
-    def attention_result(self, call: AttentionCall, result: Tensor, weights: Tensor | None, recompute: Any) -> Tensor:
-        """Returns what an attention gives in place of `result`; here, `result`.
+    def attention_result(
+        self, call: AttentionCall, weights: Tensor | None, values: Tensor | None, compute: Callable[..., Tensor]
+    ) -> Tensor:
+        """Returns what an attention gives; here, what it computes.
 
         Args:
             call: the attention.
-            result: weights times values, `(..., queries, dim)` in the layout that the model asked for.
             weights: what meets the values; None in a fused call.
-            recompute: `recompute(weights)` gives the result for other weights.
+            values: of a fused call; None otherwise.
+            compute: `compute()` gives the result of the model, `compute(weights)` that for other weights.
         """
-        return result
+        return compute()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._frames.append(_Frame(module, self._forwards[module]))
@@ -182,8 +184,11 @@ class AttentionObserver(AttentionMode):
                 found.group = before.group  # two maps over the same values: differential attention
         self._last_fused = found, v
         self.report(found)
-        recompute = lambda weights: weights.to(v) @ v  # noqa: E731
-        return self.attention_result(found, func(*args, **kwargs), None, recompute)
+
+        def compute(weights: Tensor | None = None) -> Tensor:
+            return func(*args, **kwargs) if weights is None else weights.to(v) @ v  # type: ignore[no-any-return]
+
+        return self.attention_result(found, None, v, compute)
 
     def on_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Marks a product, or reports the attention whose weights it multiplies with values."""
@@ -261,11 +266,15 @@ class AttentionObserver(AttentionMode):
                     call.met = frame.products - 1
                 self.report(call)
 
-        def recompute(others: Tensor) -> Tensor:
-            flat = [others.to(weights) if place == at else x for place, x in enumerate(_flat(args))]
+        def compute(others: Tensor | None = None) -> Tensor:
+            if others is None:
+                return func(*args, **kwargs)  # type: ignore[no-any-return]
+            flat = [others if place == at else x for place, x in enumerate(_flat(args))]
+            on_meta = others.is_meta
+            flat = [x.to("meta") if on_meta and isinstance(x, Tensor) else x for x in flat]
             return func(*flat, **kwargs)  # type: ignore[no-any-return]
 
-        return self.attention_result(calls[0], func(*args, **kwargs), weights, recompute)
+        return self.attention_result(calls[0], weights, None, compute)
 
     def _next_group(self) -> int:
         self._groups += 1

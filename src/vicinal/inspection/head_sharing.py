@@ -1,7 +1,7 @@
 """Which heads of the logits share one head of the weights: the two maps of differential attention do."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -53,7 +53,9 @@ class _SharingObserver(AttentionObserver):
             result.copy_(pattern.view(*sizes, -1).expand(result.shape))
         return result
 
-    def attention_result(self, call: AttentionCall, result: Tensor, weights: Tensor | None, recompute: Any) -> Tensor:
+    def attention_result(
+        self, call: AttentionCall, weights: Tensor | None, values: Tensor | None, compute: Callable[..., Tensor]
+    ) -> Tensor:
         """Reads which heads went into which."""
         axis = self._head_axis(call)
         if axis is not None and weights is not None and weights.dim() == len(call.logits):
@@ -61,7 +63,7 @@ class _SharingObserver(AttentionObserver):
             seen = weights.movedim(axis, 0).flatten(1, -2)[:, 0, :heads] != 0  # (heads of weights, heads of logits)
             if seen.shape[1] == heads and bool((seen.sum(0) == 1).all()):
                 self.found[key_of(call)] = tuple(seen.int().argmax(0).tolist())
-        return result
+        return compute()
 
     def _head_axis(self, call: AttentionCall) -> int | None:
         """Returns the one axis that counts heads and nothing else; None if there is no such axis."""

@@ -39,11 +39,12 @@ class ImageSizeHook:
         """Notes the size."""
         if torch.jit.is_tracing():  # sizes are tensors then
             return
-        size = UNKNOWN
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, Tensor) and x.dim() == self.axes and x.shape[1] == self.channels:
-                size = (x.shape[-2], x.shape[-1])
-                break
+        shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        maps = [shape for shape in shapes if len(shape) == self.axes]
+        images = [shape for shape in maps if shape[1] == self.channels]
+        if maps and not images:  # the module is used again, on features
+            return
+        size = (images[0][-2], images[0][-1]) if images else UNKNOWN
         setattr(_notes, self.key, size)
 
     def register(self, modules: list[nn.Module]) -> None:

@@ -22,6 +22,7 @@ __all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence"
 
 RAMPS = 4
 AMPLITUDE = 0.01  # of a map's spread: responses then grow as its square, and are far above rounding
+MAX_PIXELS = 512**2  # of an image; larger ones run with two ramps at a time, for the memory
 MIN_SPREAD = 1e-6  # a map whose values differ by less is taken to be constant
 # Operations that look at several places of a map `(images, channels, rows, columns)` at once.
 SPATIAL = {
@@ -35,6 +36,8 @@ SPATIAL = {
     F.adaptive_max_pool2d,
     F.lp_pool2d,
 }
+
+UNFOLD_DEFAULTS = (("dilation", 1), ("padding", 0), ("stride", 1))
 
 Key = tuple[nn.Module, int, int, int]
 """An attention in a run: module, number of its forward, number of its product, and that of its softmax."""
@@ -80,12 +83,30 @@ def collect_evidence(runner: ModelRunner, seeds: range, follow: Mapping[Key, Fol
     found: dict[Key, Evidence] = {}
     height, width = runner.image
     masks = ramps(height, width).view(RAMPS, *[1] * (len(runner.shape) - 2), height, width)
+    together = RAMPS if height * width <= MAX_PIXELS else RAMPS // 2
     for seed in seeds:
         base, noise = torch.randn(2, *runner.shape, generator=torch.Generator().manual_seed(seed))
-        # The first image again at the end shows which axis of the logits counts images.
-        images = runner.like_model(torch.cat([base[None], base + AMPLITUDE * masks * noise.sign(), base[None]]))
-        _Prober(runner.model, len(images), follow, found).run(functools.partial(runner, images))
+        parts: list[dict[Key, Evidence]] = []
+        for some in masks.split(together):
+            # The first image again at the end shows which axis of the logits counts images.
+            images = torch.cat([base[None], base + AMPLITUDE * some * noise.sign(), base[None]])
+            parts.append({})
+            prober = _Prober(runner.model, len(images), follow, parts[-1])
+            prober.run(functools.partial(runner, runner.like_model(images)))
+        for key, evidence in parts[0].items():
+            _add(found, key, [evidence, *(part[key] for part in parts[1:] if key in part)], len(parts))
     return found
+
+
+def _add(found: dict[Key, Evidence], key: Key, parts: list[Evidence], count: int) -> None:
+    """Adds the evidence of one probe, whose ramps ran in `count` parts."""
+    evidence = found.setdefault(key, Evidence(parts[0].call, parts[0].images, parts[0].image_axis))
+    axes = {part.image_axis for part in (evidence, *parts)}
+    if len(parts) < count or len(axes) > 1 or None in axes or parts[0].call.logits != evidence.call.logits:
+        evidence.image_axis = None
+        return
+    evidence.queries.append(torch.cat([part.queries[0] for part in parts]))
+    evidence.keys.append(torch.cat([part.keys[0] for part in parts]))
 
 
 class _Prober(AttentionObserver):
@@ -95,18 +116,26 @@ class _Prober(AttentionObserver):
         super().__init__(model, self._collect)
         self.images, self.follow, self.found = images, follow, found
 
-    def attention_result(self, call: AttentionCall, result: Tensor, weights: Tensor | None, recompute: Any) -> Tensor:
-        """Returns zeros, or the values that queries follow."""
+    def attention_result(
+        self, call: AttentionCall, weights: Tensor | None, values: Tensor | None, compute: Callable[..., Tensor]
+    ) -> Tensor:
+        """Returns zeros, or the values that queries follow; attention itself is not computed."""
         follow = self.follow.get(key_of(call))
-        if follow is None or (weights is not None and tuple(weights.shape) != call.logits):
-            return torch.zeros_like(result)
-        return recompute(follow(call.logits))  # type: ignore[no-any-return]
+        if follow is not None and (weights is None or tuple(weights.shape) == call.logits):
+            return compute(follow(call.logits) if weights is None else follow(call.logits).to(weights))
+        if values is not None:
+            return values.new_zeros(*call.logits[:-1], values.shape[-1])
+        assert weights is not None
+        return torch.zeros_like(compute(weights.to("meta")), device=weights.device)
 
     def on_other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Keeps differences between images in place."""
         result = super().on_other(func, args, kwargs)
-        if func in SPATIAL and isinstance(result, Tensor) and args:
-            kept = _kept_in_place(args[0], result, self.images)
+        if (func in SPATIAL or func is F.unfold) and isinstance(result, Tensor) and args:
+            if func is F.unfold:
+                kept = _unfolded_in_place(result, self.images, *args, **kwargs)
+            else:
+                kept = _kept_in_place(args[0], result, self.images)
             kept._attention_marks = getattr(result, "_attention_marks", ())  # type: ignore[attr-defined]
             return kept
         return result
@@ -114,13 +143,9 @@ class _Prober(AttentionObserver):
     def _collect(self, call: AttentionCall) -> None:
         evidence = self.found.setdefault(key_of(call), Evidence(call, self.images))
         responses = _responses(call, self.images)
-        known = evidence.image_axis if evidence.queries else None
-        if responses is None or evidence.call.logits != call.logits or known not in (None, responses[0]):
-            evidence.image_axis = None
-        else:
-            evidence.image_axis = responses[0]
-            evidence.queries.append(responses[1])
-            evidence.keys.append(responses[2])
+        if responses is not None:
+            evidence.image_axis, queries, keys = responses
+            evidence.queries, evidence.keys = [queries], [keys]
         call.q = call.k = torch.empty(0)
 
 
@@ -179,3 +204,16 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
     signs = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(0)).sign().to(out)
     return (now[:1] + differs[:, :, None] * signs).flatten(0, 1)
+
+
+def _unfolded_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any, *rest: Any, **more: Any) -> Tensor:
+    """Returns the result of `F.unfold`, `(images, channels * kernel, places)`, as if it had not mixed places."""
+    settings = dict(zip(("dilation", "padding", "stride"), rest, strict=False)) | more
+    size = []
+    for axis in (0, 1):
+        kernel, dilation, padding, stride = (
+            value if isinstance(value, int) else value[axis]
+            for value in (kernel_size, *(settings.get(name, least) for name, least in UNFOLD_DEFAULTS))
+        )
+        size.append((input.shape[axis - 2] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
+    return _kept_in_place(input, out.unflatten(-1, size), images).flatten(-2)
