@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from vicinal.inspection.attention_observer import AttentionCall, AttentionObserver
 from vicinal.inspection.model_runner import ModelRunner
 
-__all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of"]
+__all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
 
 RAMPS = 4
 AMPLITUDE = 0.01  # of a map's spread: responses then grow as its square, and are far above rounding
@@ -69,44 +69,53 @@ def ramps(height: int, width: int) -> Tensor:
     return torch.stack([down, 1 - down, right, 1 - right]).sqrt()
 
 
-def collect_evidence(runner: ModelRunner, seeds: range, follow: Mapping[Key, Follow]) -> dict[Key, Evidence]:
-    """Probes a model once for each seed, with other noise.
+def collect_evidence(runner: ModelRunner, seed: int, follow: Mapping[Key, Follow]) -> dict[Key, Evidence]:
+    """Probes a model once.
 
     Args:
         runner: the model, in evaluation mode and full precision, and its images.
-        seeds: of the noise.
+        seed: of the noise.
         follow: attention in which queries take the value of a key, instead of zeros.
 
     Returns:
         The evidence of every attention, in the order in which they run.
     """
-    found: dict[Key, Evidence] = {}
     height, width = runner.image
     masks = ramps(height, width).view(RAMPS, *[1] * (len(runner.shape) - 2), height, width)
     together = RAMPS if height * width <= MAX_PIXELS else RAMPS // 2
-    for seed in seeds:
-        base, noise = torch.randn(2, *runner.shape, generator=torch.Generator().manual_seed(seed))
-        parts: list[dict[Key, Evidence]] = []
-        for some in masks.split(together):
-            # The first image again at the end shows which axis of the logits counts images.
-            images = torch.cat([base[None], base + AMPLITUDE * some * noise.sign(), base[None]])
-            parts.append({})
-            prober = _Prober(runner.model, len(images), follow, parts[-1])
-            prober.run(functools.partial(runner, runner.like_model(images)))
+    base, noise = torch.randn(2, *runner.shape, generator=torch.Generator().manual_seed(seed))
+    parts: list[dict[Key, Evidence]] = []
+    for some in masks.split(together):
+        # The first image again at the end shows which axis of the logits counts images.
+        images = torch.cat([base[None], base + AMPLITUDE * some * noise.sign(), base[None]])
+        parts.append({})
+        _Prober(runner.model, len(images), follow, parts[-1]).run(functools.partial(runner, runner.like_model(images)))
+    for part in parts[1:]:
         for key, evidence in parts[0].items():
-            _add(found, key, [evidence, *(part[key] for part in parts[1:] if key in part)], len(parts))
-    return found
+            more = part.get(key)
+            if more is None or evidence.image_axis != more.image_axis:
+                evidence.image_axis = None
+            elif evidence.image_axis is not None:
+                evidence.queries = [torch.cat([evidence.queries[0], more.queries[0]])]
+                evidence.keys = [torch.cat([evidence.keys[0], more.keys[0]])]
+    return parts[0]
 
 
-def _add(found: dict[Key, Evidence], key: Key, parts: list[Evidence], count: int) -> None:
-    """Adds the evidence of one probe, whose ramps ran in `count` parts."""
-    evidence = found.setdefault(key, Evidence(parts[0].call, parts[0].images, parts[0].image_axis))
-    axes = {part.image_axis for part in (evidence, *parts)}
-    if len(parts) < count or len(axes) > 1 or None in axes or parts[0].call.logits != evidence.call.logits:
-        evidence.image_axis = None
-        return
-    evidence.queries.append(torch.cat([part.queries[0] for part in parts]))
-    evidence.keys.append(torch.cat([part.keys[0] for part in parts]))
+def merge_evidence(found: dict[Key, Evidence], more: Mapping[Key, Evidence]) -> None:
+    """Adds the evidence of another probe; an attention that is not in both alike is not read."""
+    for key, evidence in more.items():
+        known = found.get(key)
+        if known is None:
+            found[key] = evidence
+            evidence.image_axis = None
+        elif known.image_axis != evidence.image_axis or known.call.logits != evidence.call.logits:
+            known.image_axis = None
+        else:
+            known.queries += evidence.queries
+            known.keys += evidence.keys
+    for key, evidence in found.items():
+        if key not in more:
+            evidence.image_axis = None
 
 
 class _Prober(AttentionObserver):
@@ -121,8 +130,12 @@ class _Prober(AttentionObserver):
     ) -> Tensor:
         """Returns zeros, or the values that queries follow; attention itself is not computed."""
         follow = self.follow.get(key_of(call))
-        if follow is not None and (weights is None or tuple(weights.shape) == call.logits):
-            return compute(follow(call.logits) if weights is None else follow(call.logits).to(weights))
+        if follow is not None:
+            followed = follow(call.logits).to(values if weights is None else weights)
+            if weights is None or weights.shape == followed.shape:
+                return compute(followed)
+            if weights.shape == followed.mT.shape:
+                return compute(followed.mT)
         if values is not None:
             return values.new_zeros(*call.logits[:-1], values.shape[-1])
         assert weights is not None
@@ -199,7 +212,8 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
     was, now = x.unflatten(0, (images, -1)), out.unflatten(0, (images, -1))
     if out[0, 0].numel() == 1:
         return now[:1].expand_as(now).flatten(0, 1).clone()
-    differs = F.adaptive_avg_pool2d((was - was[:1]).square().mean(2), out.shape[2:]).sqrt()
+    apart = (was - was[:1]).nan_to_num()  # padding for a maximum is -inf
+    differs = F.adaptive_avg_pool2d(apart.square().mean(2), out.shape[2:]).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
     signs = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(0)).sign().to(out)
@@ -207,13 +221,17 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
 
 
 def _unfolded_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any, *rest: Any, **more: Any) -> Tensor:
-    """Returns the result of `F.unfold`, `(images, channels * kernel, places)`, as if it had not mixed places."""
+    """Returns the result of `F.unfold`, `(images, channels * kernel, places)`, as if it had not mixed places.
+
+    Where it cuts a map into pieces that do not overlap, it mixes nothing, and a piece may be a window.
+    """
     settings = dict(zip(("dilation", "padding", "stride"), rest, strict=False)) | more
-    size = []
+    size, overlaps = [], False
     for axis in (0, 1):
         kernel, dilation, padding, stride = (
             value if isinstance(value, int) else value[axis]
             for value in (kernel_size, *(settings.get(name, least) for name, least in UNFOLD_DEFAULTS))
         )
+        overlaps |= stride < kernel
         size.append((input.shape[axis - 2] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
-    return _kept_in_place(input, out.unflatten(-1, size), images).flatten(-2)
+    return _kept_in_place(input, out.unflatten(-1, size), images).flatten(-2) if overlaps else out

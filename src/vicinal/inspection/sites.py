@@ -15,14 +15,13 @@ from vicinal.inspection.head_layout import HeadLayout
 from vicinal.inspection.head_sharing import find_shared_heads
 from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.place_tokens import Placement, decide
-from vicinal.inspection.probe import Evidence, Follow, Key, collect_evidence
+from vicinal.inspection.probe import Evidence, Follow, Key, collect_evidence, merge_evidence
 from vicinal.inspection.refusal import Refusal, RefusalKind
 from vicinal.inspection.shared_layout import shared_layout
 
 __all__ = ["AttentionSite", "find_sites"]
 
-PROBES = 2  # with other noise each; what moves from one to the other depends on the content
-MAX_ROUNDS = 3  # of probes, where attention without a residual path hides the layers behind it
+MAX_ROUNDS = 3  # of a probe, where attention without a residual path hides the layers behind it
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,22 +88,26 @@ def find_sites(runner: ModelRunner, progress: Callable[[], object] = lambda: Non
 
     Args:
         runner: the model, in evaluation mode, without priors and in full precision; and its images.
-        progress: called after each round of probes.
+        progress: called after each probe.
 
     Returns:
         Sites in the order in which they run, those that take no prior included.
     """
     follow: dict[Key, Follow] = {}
-    height, width = runner.image
-    for number in range(MAX_ROUNDS):
-        found = collect_evidence(runner, range(number * PROBES, (number + 1) * PROBES), follow)
+    aspect = runner.image[0] / runner.image[1]
+    for _ in range(MAX_ROUNDS):
+        found = collect_evidence(runner, 0, follow)
         progress()
-        placements = {key: decide(evidence, height / width) for key, evidence in found.items()}
+        placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
         known = dict(_followers(placements))
         # Tokens that follow nothing may stand behind attention without a residual path: let places pass there.
         if not any(_is_silent(each) for each in placements.values()) or len(known) == len(follow):
             break
         follow = known
+    # What moves in a probe with other noise depends on the content of the image.
+    merge_evidence(found, collect_evidence(runner, 1, follow))
+    progress()
+    placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
     found = {key: evidence for key, evidence in found.items() if evidence.call.used}
     placements = _with_shared_heads(runner, found, placements)
     names = {module: name or type(module).__name__ for name, module in runner.model.named_modules()}
