@@ -11,10 +11,10 @@ from vicinal.attachment.dry_run import inspect, verified
 from vicinal.attachment.subclass import PriorSite, WithPrior, give_prior, original_class, take_prior
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
-from vicinal.inspection.image_context import ImageSizeHook, find_image_modules, noted_size
+from vicinal.inspection.image_context import ImageSizeHook, noted_size
 from vicinal.inspection.layer_selection import Layers, select_layers
-from vicinal.inspection.model_inspection import Inspection, without_priors
-from vicinal.inspection.model_runner import Example, ImageSize, ModelRunner, eval_without_side_effects
+from vicinal.inspection.model_inspection import Inspection
+from vicinal.inspection.model_runner import Example, ImageSize, eval_without_side_effects
 from vicinal.priors import build_prior
 from vicinal.text_table import text_table
 
@@ -129,7 +129,7 @@ def attach(
         its_prior.to(device=device).train(site.module.training)
         give_prior(site.module, its_prior, PriorSite.of(site), None if site.layout is None else site.layout.order)
     try:
-        _note_image_size(inspection.runner, [site.module for site in chosen])
+        _note_image_size(inspection, [site.module for site in chosen])
     except BaseException:
         for site in chosen:
             take_prior(site.module)
@@ -149,15 +149,14 @@ def attach(
     return Attachment(prior, attached, left)
 
 
-def _note_image_size(runner: ModelRunner, modules: list[nn.Module]) -> None:
+def _note_image_size(inspection: Inspection, modules: list[nn.Module]) -> None:
     """Runs the model with its priors once, and has each of them keep the size of the image that was noted."""
-    model = runner.model
+    runner, model = inspection.runner, inspection.runner.model
     hooks = [x for m in model.modules() for x in m._forward_pre_hooks.values() if isinstance(x, ImageSizeHook)]
     with eval_without_side_effects(model), torch.no_grad():
         if not hooks:
             hooks = [ImageSizeHook(len(runner.shape) + 1, runner.shape[0])]
-            with without_priors(model):
-                hooks[0].register(find_image_modules(runner))
+            hooks[0].register(inspection.image_modules)
         try:
             runner(runner.noise(1))
         except BaseException:

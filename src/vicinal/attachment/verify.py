@@ -64,25 +64,32 @@ def verify_sites(runner: ModelRunner, sites: Sequence[AttentionSite]) -> dict[st
     with contextlib.ExitStack() as stack:
         # In-place changes of tensors that were made in inference mode are allowed only inside of it.
         stack.enter_context(torch.inference_mode() if made_for_inference else torch.no_grad())
-        for site in sites:
-            if "prior_site" not in vars(site.module):  # else it was verified when it got its prior
-                stack.enter_context(_checked_forward(site, refused))
-        if sites:
-            runner(runner.noise(1))
+        # Those that carry a prior were verified when they got it.
+        unverified = {site.name: site for site in sites if "prior_site" not in vars(site.module)}
+        for site in unverified.values():
+            stack.enter_context(_checked_forward(site, unverified, refused))
+        if unverified:
+            with contextlib.suppress(_AllVerified):
+                runner(runner.noise(1))
     return refused
 
 
+class _AllVerified(BaseException):
+    """Ends the run. Not an `Exception`, so that no code of the model takes it for a failure."""
+
+
 @contextlib.contextmanager
-def _checked_forward(site: AttentionSite, refused: dict[str, Refusal]) -> Iterator[None]:
+def _checked_forward(
+    site: AttentionSite, unverified: dict[str, AttentionSite], refused: dict[str, Refusal]
+) -> Iterator[None]:
     """Replaces a module's forward by one that checks a prior on the first call."""
     module, before = site.module, site.module.__dict__.get("forward")
-    done = False
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        nonlocal done
-        if not done:
-            done = True
+        if unverified.pop(site.name, None) is not None:
             _check(site, args, kwargs, refused)
+            if not unverified:
+                raise _AllVerified
         return before(*args, **kwargs) if before is not None else type(module).forward(module, *args, **kwargs)
 
     module.forward = forward

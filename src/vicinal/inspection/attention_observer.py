@@ -5,6 +5,7 @@ and up to the next product, where weights meet values. Only then is an attention
 never is. No class of any library is named.
 """
 
+import contextlib
 import math
 import types
 from collections import defaultdict
@@ -89,17 +90,22 @@ class _Softmax:
     frame: _Frame | None = None
 
 
+class _LastAttention(BaseException):
+    """Ends a run early. Not an `Exception`, so that no code of the model takes it for a failure."""
+
+
 class AttentionObserver(AttentionMode):
     """Reports the attention of a run; subclasses change what attention returns.
 
     Args:
         model: the model that runs.
         report: called with each attention when its weights meet values.
+        count: how many attentions a run has; the model stops after the last one. None if that is not known.
     """
 
-    def __init__(self, model: nn.Module, report: Callable[[AttentionCall], object]) -> None:
+    def __init__(self, model: nn.Module, report: Callable[[AttentionCall], object], count: int | None = None) -> None:
         super().__init__()
-        self.model, self.report = model, report
+        self.model, self._report, self._left = model, report, -1 if count is None else count
         self._frames: list[_Frame] = []
         self._forwards: dict[nn.Module, int] = defaultdict(int)
         self._multi_head: tuple[_Frame, int] | None = None
@@ -116,7 +122,7 @@ class AttentionObserver(AttentionMode):
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         try:
-            with torch.no_grad(), self:
+            with torch.no_grad(), contextlib.suppress(_LastAttention), self:
                 run()
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -135,6 +141,13 @@ class AttentionObserver(AttentionMode):
             compute: `compute()` gives the result of the model, `compute(weights)` that for other weights.
         """
         return compute()
+
+    def report(self, call: AttentionCall) -> None:
+        """Reports an attention. Ends the run after the last one."""
+        self._report(call)
+        self._left -= 1
+        if self._left == 0:
+            raise _LastAttention
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         self._frames.append(_Frame(module, self._forwards[module]))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vicinal.inspection.model_runner import ModelRunner
 
-__all__ = ["ImageSizeHook", "find_image_modules", "noted_size"]
+__all__ = ["UNKNOWN", "ImageModules", "ImageSizeHook", "noted_size"]
 
 UNKNOWN = (0, 0)
 """Noted where the module was given no image, such as patches cut by somebody else."""
@@ -66,34 +66,44 @@ def noted_size(key: str) -> tuple[int, int] | None:
     return getattr(_notes, key, None)
 
 
-def find_image_modules(runner: ModelRunner) -> list[nn.Module]:
-    """Returns the innermost modules that are given the image, up to the first that turns it into something else.
+class ImageModules:
+    """Finds the innermost modules that are given the image, up to the first that turns it into something else.
 
-    The model runs once on noise.
+    A context manager around one run of the model; `found` holds the modules after it.
+
+    Args:
+        runner: the model, and its images.
     """
-    given: list[nn.Module] = []
-    done = False
-    axes, channels = len(runner.shape) + 1, runner.shape[0]
 
-    def has_image(values: Iterable[Any]) -> bool:
-        return any(isinstance(x, Tensor) and x.dim() == axes and x.shape[1] == channels for x in values)
+    def __init__(self, runner: ModelRunner) -> None:
+        self.model = runner.model
+        self._axes, self._channels = len(runner.shape) + 1, runner.shape[0]
+        self._given: list[nn.Module] = []
+        self._done = False
+        self._hooks: list[Any] = []
 
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not done and module not in given and has_image((*args, *kwargs.values())):
-            given.append(module)
+    @property
+    def found(self) -> list[nn.Module]:
+        """The innermost modules."""
+        given = self._given
+        return [module for module in given if not any(other in given for other in list(module.modules())[1:])]
 
-    def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        nonlocal done
-        done = done or (module in given and not has_image([output]))
+    def __enter__(self) -> "ImageModules":
+        for module in self.model.modules():
+            self._hooks.append(module.register_forward_pre_hook(self._enter, with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(self._leave))
+        return self
 
-    hooks: list[Any] = []
-    for module in runner.model.modules():
-        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        hooks.append(module.register_forward_hook(leave))
-    try:
-        with torch.no_grad():
-            runner(runner.noise(1))
-    finally:
-        for hook in hooks:
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
             hook.remove()
-    return [module for module in given if not any(other in given for other in list(module.modules())[1:])]
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._done and module not in self._given and self._has_image((*args, *kwargs.values())):
+            self._given.append(module)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._done = self._done or (module in self._given and not self._has_image([output]))
+
+    def _has_image(self, values: Iterable[Any]) -> bool:
+        return any(isinstance(x, Tensor) and x.dim() == self._axes and x.shape[1] == self._channels for x in values)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import nn
 from tqdm import tqdm
 
+from vicinal.inspection.attention_observer import observe_attention
+from vicinal.inspection.image_context import ImageModules
 from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, in_full_precision
 from vicinal.inspection.sites import AttentionSite, find_sites
 from vicinal.text_table import text_table
@@ -25,6 +27,8 @@ class Inspection:
     """The model, and the images that it ran on."""
     sites: list[AttentionSite]
     """Every attention, in the order in which they run."""
+    image_modules: list[nn.Module]
+    """The innermost modules that are given the image."""
     verified: bool = False
     """Whether a prior was tried in every site that takes one."""
 
@@ -60,7 +64,10 @@ def inspect_runner(runner: ModelRunner) -> Inspection:
         in_full_precision(model),
         tqdm(desc="inspecting", unit=" probes", delay=PROGRESS_DELAY, leave=False, disable=_quiet()) as bar,
     ):
-        return Inspection(runner, find_sites(runner, bar.update))
+        with ImageModules(runner) as modules:
+            calls = observe_attention(model, lambda: runner(runner.noise(1)))
+        sites = find_sites(runner, len(calls), bar.update) if calls else []
+        return Inspection(runner, sites, modules.found)
 
 
 @contextlib.contextmanager

@@ -69,11 +69,12 @@ def ramps(height: int, width: int) -> Tensor:
     return torch.stack([down, 1 - down, right, 1 - right]).sqrt()
 
 
-def collect_evidence(runner: ModelRunner, seed: int, follow: Mapping[Key, Follow]) -> dict[Key, Evidence]:
+def collect_evidence(runner: ModelRunner, count: int, seed: int, follow: Mapping[Key, Follow]) -> dict[Key, Evidence]:
     """Probes a model once.
 
     Args:
         runner: the model, in evaluation mode and full precision, and its images.
+        count: how many attentions it computes; it stops after the last one.
         seed: of the noise.
         follow: attention in which queries take the value of a key, instead of zeros.
 
@@ -89,7 +90,8 @@ def collect_evidence(runner: ModelRunner, seed: int, follow: Mapping[Key, Follow
         # The first image again at the end shows which axis of the logits counts images.
         images = torch.cat([base[None], base + AMPLITUDE * some * noise.sign(), base[None]])
         parts.append({})
-        _Prober(runner.model, len(images), follow, parts[-1]).run(functools.partial(runner, runner.like_model(images)))
+        prober = _Prober(runner.model, count, len(images), follow, parts[-1])
+        prober.run(functools.partial(runner, runner.like_model(images)))
     for part in parts[1:]:
         for key, evidence in parts[0].items():
             more = part.get(key)
@@ -121,8 +123,15 @@ def merge_evidence(found: dict[Key, Evidence], more: Mapping[Key, Evidence]) -> 
 class _Prober(AttentionObserver):
     """Keeps places apart while a model runs on a base image, its disturbed copies, and the base image again."""
 
-    def __init__(self, model: nn.Module, images: int, follow: Mapping[Key, Follow], found: dict[Key, Evidence]) -> None:
-        super().__init__(model, self._collect)
+    def __init__(
+        self,
+        model: nn.Module,
+        count: int,
+        images: int,
+        follow: Mapping[Key, Follow],
+        found: dict[Key, Evidence],
+    ) -> None:
+        super().__init__(model, self._collect, count)
         self.images, self.follow, self.found = images, follow, found
 
     def attention_result(

@@ -83,11 +83,12 @@ class AttentionSite:
         return f"{self.layout}" if self.windows == 1 else f"{self.windows} windows of {self.layout}"
 
 
-def find_sites(runner: ModelRunner, progress: Callable[[], object] = lambda: None) -> list[AttentionSite]:
+def find_sites(runner: ModelRunner, count: int, progress: Callable[[], object] = lambda: None) -> list[AttentionSite]:
     """Finds every attention of a model by running it on noise.
 
     Args:
         runner: the model, in evaluation mode, without priors and in full precision; and its images.
+        count: how many attentions a run has.
         progress: called after each probe.
 
     Returns:
@@ -96,7 +97,7 @@ def find_sites(runner: ModelRunner, progress: Callable[[], object] = lambda: Non
     follow: dict[Key, Follow] = {}
     aspect = runner.image[0] / runner.image[1]
     for _ in range(MAX_ROUNDS):
-        found = collect_evidence(runner, 0, follow)
+        found = collect_evidence(runner, count, 0, follow)
         progress()
         placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
         known = dict(_followers(placements))
@@ -105,7 +106,7 @@ def find_sites(runner: ModelRunner, progress: Callable[[], object] = lambda: Non
             break
         follow = known
     # What moves in a probe with other noise depends on the content of the image.
-    merge_evidence(found, collect_evidence(runner, 1, follow))
+    merge_evidence(found, collect_evidence(runner, count, 1, follow))
     progress()
     placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
     found = {key: evidence for key, evidence in found.items() if evidence.call.used}
