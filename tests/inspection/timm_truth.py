@@ -52,7 +52,7 @@ def gcvit() -> Table:
     """Even blocks attend inside windows; odd blocks with queries pooled from the whole image, the same in all windows.
 
     `WindowAttentionGlobal` repeats those queries as [image 0, image 1, ..., image 0, ...], beside windows ordered
-    [image 0, image 0, ..., image 1, ...]. Where an image has several windows, queries of one image meet keys of another.
+    [image 0, image 0, ..., image 1, ...]. Where an image has several windows, queries meet keys of other images.
     """
     table = {}
     for stage, (rows, size) in enumerate([(56, 7), (28, 7), (14, 14), (7, 7)]):
