@@ -2,15 +2,16 @@
 
 import pytest
 
-from models_by_name import OTHERS, TIMM, timm_runner
+from models_by_name import TIMM, timm_runner
 from site_comparison import disagreements, inspected
 from timm_truth import TIMM_TRUTH
+from transformers_by_name import OTHERS
 from transformers_truth import OTHERS_TRUTH
 
-# Less than a second each: a prefix, shifted windows; a suffix, windows with class tokens, unrolled tokens, queries of a
-# decoder, a single window that is rolled.
-QUICK_TIMM = ["vit_tiny_patch16_224", "swinv2_tiny_window8_256", "cait_xxs24_224", "pvt_v2_b0"]
-QUICK_OTHERS = ["yolos", "detr", "rf_detr_backbone", "eomt", "mask2former", "hiera", "torch_decoder"]
+# Less than a second each: a prefix, a class token alone, pooled keys; a suffix, shifted windows, object queries,
+# windows with class tokens, queries in front, a single window that is rolled, unrolled tokens.
+QUICK_TIMM = ["vit_tiny_patch16_224", "cait_xxs24_224", "pvt_v2_b0"]
+QUICK_OTHERS = ["yolos", "swin", "detr_small", "rf_detr_backbone", "eomt", "mask2former", "hiera", "torch_decoder"]
 
 
 def by_speed(names, quick):

@@ -3,10 +3,11 @@
 import pytest
 
 from site_comparison import disagreements, inspected
+from unseen_hard_cases import UNSEEN_HARD_CASES
 from unseen_timm import UNSEEN_TIMM
 from unseen_transformers import UNSEEN_OTHERS
 
-UNSEEN = UNSEEN_TIMM | UNSEEN_OTHERS
+UNSEEN = UNSEEN_TIMM | UNSEEN_OTHERS | UNSEEN_HARD_CASES
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Where the tokens of transformers' models, and of a model of torch, sit; written from the models' code.
 
-Sizes are those of `models_by_name.OTHERS`.
+Sizes are those of `transformers_by_name.OTHERS`.
 """
 
 import torch
@@ -43,6 +43,18 @@ def detr(rows: int, columns: int) -> Table:
     }
 
 
+def mask2former(scales: list[int]) -> Table:
+    """A Swin whose last stage is a single window, rolled in every second block; layers attend to one scale each."""
+    return (
+        swin([(32, 32), (16, 16), (8, 8), (4, 4)], 4)
+        | {r"transformer_module\..*self_attn": NOWHERE}
+        | {
+            rf"transformer_module\..*layers\.{layer}\.cross_attn": (None, raster(rows, rows))
+            for layer, rows in enumerate(scales)
+        }
+    )
+
+
 def rf_detr(windowed: Cells) -> Table:
     """2 x 2 windows, each with a class token; a layer without windows has them all in one sequence."""
     return {
@@ -67,6 +79,7 @@ OTHERS_TRUTH: dict[str, Table] = {
     "siglip": {r".*encoder\.": both(raster(4, 4)), r".*head\.": (None, raster(4, 4))},
     "yolos": {r"": both(raster(4, 6, 1, 100))},
     "detr": detr(8, 10),
+    "detr_small": detr(4, 5),
     "detr_resnet50": detr(10, 12),
     # The decoder's self-attention has the highest-scoring tokens of three scales; cross-attention is deformable.
     "rt_detr": {r"encoder\.": both(raster(8, 10)), r"decoder\..*self_attn": NOWHERE},
@@ -88,12 +101,8 @@ OTHERS_TRUTH: dict[str, Table] = {
         r".*blocks\.7\.": both(windows(8, 8, 7, 7)),
     },
     "segformer": {rf".*stages\.{s}\.": (raster(32 >> s, 48 >> s), raster(4, 6)) for s in range(4)},
-    "mask2former": swin([(32, 32), (16, 16), (8, 8), (4, 4)], 4)
-    | {r"transformer_module\..*self_attn": NOWHERE}
-    | {
-        rf"transformer_module\..*layers\.{layer}\.cross_attn": (None, raster(rows, rows))
-        for layer, rows in enumerate((4, 8, 16))
-    },
+    "mask2former": mask2former([4]),
+    "mask2former_three_scales": mask2former([4, 8, 16]),
     # The last stage is 4 x 6, padded to one window of 7 x 7; `always_partition` keeps its shift of 3.
     "upernet": swin([(32, 48), (16, 24), (8, 12), (4, 6)], 7),
     "swin": swin([(32, 32), (16, 16), (8, 8)], 7),

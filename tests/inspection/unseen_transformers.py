@@ -20,7 +20,8 @@ from cells_by_code import (
     strided_patches,
     windows,
 )
-from models_by_name import ALL_STAGES, BASIC_RESNET, BODY, PATCH, SMALL, SQUARE, config_of, hugging_face
+from models_by_name import config_of, hugging_face
+from transformers_by_name import ALL_STAGES, BASIC_RESNET, BODY, PATCH, SMALL, SQUARE
 from vicinal.inspection.model_runner import ModelRunner
 
 PYRAMID = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 8]}
