@@ -9,14 +9,23 @@ import contextlib
 import math
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vicinal.inspection.attention_marks import (
+    AttentionCall,
+    Frame,
+    ProductMark,
+    SoftmaxMark,
+    marks_of,
+    product_arguments,
+    set_marks,
+    tensors_in,
+)
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation, Step, product_sides
 
 __all__ = ["AttentionCall", "AttentionObserver", "observe_attention"]
@@ -29,65 +38,6 @@ _open_multi_head: Any = types.FunctionType(
     {**vars(F), "has_torch_function": lambda *_: False},
     argdefs=F.multi_head_attention_forward.__defaults__,
 )
-
-
-@dataclass(eq=False)
-class AttentionCall:
-    """One attention computed in a run."""
-
-    module: nn.Module
-    """The innermost module that computes it."""
-    forward: int
-    """Which forward of the module in the run, from 0."""
-    step: Step
-    q: Tensor
-    """`(..., queries, dim)`."""
-    k: Tensor
-    """`(..., keys, dim)`."""
-    logits: tuple[int, ...]
-    """Shape of the logits, `(..., queries, keys)`."""
-    used: tuple[int, ...] = ()
-    """Shape of the weights that meet the values; empty as long as nobody used them."""
-    group: int = 0
-    """Number shared by the attentions whose weights are combined before they meet the values, as in differential
-    attention; unique in the run otherwise."""
-    softmaxes: int = 1
-    """How many softmaxes are combined in the weights, those of no product included, as in ConViT."""
-    met: int | None = None
-    """Number, among the module's products, of the one with the values; None if the attention is fused."""
-    refused: str = ""
-    """Why no prior can act on it, whatever its cells: causal or grouped-query attention."""
-
-
-@dataclass(eq=False)
-class _Frame:
-    """A module that is running, and what it has computed so far, its submodules included."""
-
-    module: nn.Module
-    forward: int
-    products: int = 0
-    softmaxes: int = 0
-    fused: int = 0
-
-
-@dataclass(eq=False)
-class _Product:
-    """The mark of a product that may be Q K^T."""
-
-    owners: list[tuple[_Frame, int]]
-    """Modules that run it, innermost first, and its number among the products of each."""
-    operation: Operation
-    q: Tensor
-    k: Tensor
-    shape: tuple[int, ...]
-
-
-@dataclass(eq=False)
-class _Softmax:
-    """The mark of a softmax: the attention that it belongs to, if its input came from a product."""
-
-    call: AttentionCall | None
-    frame: _Frame | None = None
 
 
 class _LastAttention(BaseException):
@@ -106,9 +56,9 @@ class AttentionObserver(AttentionMode):
     def __init__(self, model: nn.Module, report: Callable[[AttentionCall], object], count: int | None = None) -> None:
         super().__init__()
         self.model, self._report, self._left = model, report, -1 if count is None else count
-        self._frames: list[_Frame] = []
+        self._frames: list[Frame] = []
         self._forwards: dict[nn.Module, int] = defaultdict(int)
-        self._multi_head: tuple[_Frame, int] | None = None
+        self._multi_head: tuple[Frame, int] | None = None
         self._groups = 0
         self._last_fused: tuple[AttentionCall, Tensor] | None = None
 
@@ -150,16 +100,16 @@ class AttentionObserver(AttentionMode):
             raise _LastAttention
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        self._frames.append(_Frame(module, self._forwards[module]))
+        self._frames.append(Frame(module, self._forwards[module]))
         self._forwards[module] += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         self._frames.pop()
 
-    def _owners(self) -> list[_Frame]:
+    def _owners(self) -> list[Frame]:
         """Returns the modules that run now, innermost first, without those that only carry out a step."""
         frames = [frame for frame in reversed(self._frames) if not isinstance(frame.module, STEP_MODULES)]
-        return frames or [_Frame(self.model, 0)]
+        return frames or [Frame(self.model, 0)]
 
     def _count(self, what: str) -> None:
         if self._multi_head is None:
@@ -206,7 +156,7 @@ class AttentionObserver(AttentionMode):
     def on_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Marks a product, or reports the attention whose weights it multiplies with values."""
         self._count("products")
-        softmaxes = [mark for mark in _marks(args, kwargs) if isinstance(mark, _Softmax)]
+        softmaxes = [mark for mark in marks_of(args, kwargs) if isinstance(mark, SoftmaxMark)]
         if any(mark.call is not None for mark in softmaxes):
             return self._met(func, args, kwargs, softmaxes)
         result = func(*args, **kwargs)
@@ -215,32 +165,32 @@ class AttentionObserver(AttentionMode):
             owners, operation = [(frame, frame.products - 1) for frame in self._owners()], Operation.PLAIN
             if self._multi_head is not None:
                 owners, operation = [self._multi_head], Operation.MULTI_HEAD
-            _mark(result, [_Product(owners, operation, *sides, tuple(result.shape))])
+            set_marks(result, [ProductMark(owners, operation, *sides, tuple(result.shape))])
         return result
 
     def on_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Marks a softmax, with the attention that it belongs to."""
         self._count("softmaxes")
-        products = [mark for mark in _marks(args, kwargs) if isinstance(mark, _Product)]
+        products = [mark for mark in marks_of(args, kwargs) if isinstance(mark, ProductMark)]
         result = func(*args, **kwargs)
         if result.dim() >= 3:
             axis = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            _mark(result, [self._softmax(result, axis, products)])
+            set_marks(result, [self._softmax(result, axis, products)])
         return result
 
     def on_other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Passes marks on to results of about the size of what was marked; a gate spreads over more than that."""
         sizes: dict[Any, int] = {}
-        for x in _tensors(args, kwargs):
+        for x in tensors_in(args, kwargs):
             for mark in getattr(x, "_attention_marks", ()):
                 sizes[mark] = max(x.numel(), sizes.get(mark, 0))
         result = func(*args, **kwargs)
         if sizes:
-            for x in _tensors((result,), {}):
-                _mark(x, [mark for mark, size in sizes.items() if x.numel() <= 2 * size])
+            for x in tensors_in((result,), {}):
+                set_marks(x, [mark for mark, size in sizes.items() if x.numel() <= 2 * size])
         return result
 
-    def _softmax(self, weights: Tensor, axis: int, products: list[_Product]) -> _Softmax:
+    def _softmax(self, weights: Tensor, axis: int, products: list[ProductMark]) -> SoftmaxMark:
         """Returns the mark of a softmax, with its attention if a product of its shape came in; the batch may be split.
 
         The attention is that of the innermost module which runs both.
@@ -257,15 +207,16 @@ class AttentionObserver(AttentionMode):
                 q, k, logits = k, q, (*logits[:-2], logits[-1], logits[-2])
             softmax = 0 if self._multi_head is not None else frame.softmaxes - 1
             step = Step(product.operation, number, softmax, transposed)
-            return _Softmax(AttentionCall(frame.module, frame.forward, step, q, k, logits), frame)
-        return _Softmax(None)
+            return SoftmaxMark(AttentionCall(frame.module, frame.forward, step, q, k, logits), frame)
+        return SoftmaxMark(None)
 
-    def _met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], softmaxes: list[_Softmax]) -> Tensor:
+    def _met(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], softmaxes: list[SoftmaxMark]) -> Tensor:
         """Reports the attentions whose weights meet values in a product."""
         at, weights = next(
             (place, x)
-            for place, x in enumerate(_flat(args))
-            if isinstance(x, Tensor) and any(isinstance(mark, _Softmax) for mark in getattr(x, "_attention_marks", ()))
+            for place, x in enumerate(product_arguments(args))
+            if isinstance(x, Tensor)
+            and any(isinstance(mark, SoftmaxMark) for mark in getattr(x, "_attention_marks", ()))
         )
         calls, group = [], self._next_group()
         for mark in softmaxes:
@@ -282,7 +233,7 @@ class AttentionObserver(AttentionMode):
         def compute(others: Tensor | None = None) -> Tensor:
             if others is None:
                 return func(*args, **kwargs)  # type: ignore[no-any-return]
-            flat = [others if place == at else x for place, x in enumerate(_flat(args))]
+            flat = [others if place == at else x for place, x in enumerate(product_arguments(args))]
             on_meta = others.is_meta
             flat = [x.to("meta") if on_meta and isinstance(x, Tensor) else x for x in flat]
             return func(*flat, **kwargs)  # type: ignore[no-any-return]
@@ -304,23 +255,3 @@ def observe_attention(model: nn.Module, run: Callable[[], object]) -> list[Atten
 
     AttentionObserver(model, keep).run(run)
     return found
-
-
-def _flat(args: tuple[Any, ...]) -> list[Any]:
-    """Arguments of a product one by one, whether or not einsum was given a list."""
-    return [args[0], *args[1]] if len(args) == 2 and isinstance(args[1], tuple | list) else list(args)
-
-
-def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    for x in (*args, *kwargs.values()):
-        yield from (each for each in (x if isinstance(x, tuple | list) else (x,)) if isinstance(each, Tensor))
-
-
-def _marks(args: Any, kwargs: Any) -> list[Any]:
-    found = [mark for x in _tensors(args, kwargs) for mark in getattr(x, "_attention_marks", ())]
-    return list(dict.fromkeys(found))
-
-
-def _mark(x: Tensor, marks: list[Any]) -> None:
-    if not isinstance(x, nn.Parameter):
-        x._attention_marks = tuple(marks)  # type: ignore[attr-defined]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vicinal.inspection.attention_observer import AttentionCall, AttentionObserver
+from vicinal.inspection.attention_marks import AttentionCall
+from vicinal.inspection.attention_observer import AttentionObserver
 from vicinal.inspection.head_layout import Factor, HeadLayout
 from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.probe import Key, key_of

@@ -100,14 +100,19 @@ def _find_heads(sides: list[Tensor], evidence: Evidence) -> HeadLayout:
     """
     assert evidence.image_axis is not None
     image_axis, fastest = evidence.image_axis
+    sizes = sides[0].shape[1:-1]
+    alike = [
+        axis != image_axis and size > 1 and all(_agree(side.movedim(axis + 1, 1)) for side in sides)
+        for axis, size in enumerate(sizes)
+    ]
     axes: list[tuple[tuple[Factor, int], ...]] = []
-    for axis, size in enumerate(sides[0].shape[1:-1]):
+    for axis, size in enumerate(sizes):
         others: tuple[tuple[Factor, int], ...] = ()
         if axis != image_axis:
-            alike = size > 1 and all(_agree(side.movedim(axis + 1, 1)) for side in sides)
-            others = ((Factor.HEADS if alike else Factor.WINDOWS, size),)
+            others = ((Factor.HEADS if alike[axis] else Factor.WINDOWS, size),)
         elif size > 1:
-            others = _folded(sides, axis)
+            # Where heads have an axis of their own, what is alike beside images are windows, such as frames of a video.
+            others = ((Factor.WINDOWS, size),) if any(alike) else _folded(sides, axis)
         images = ((Factor.IMAGES, evidence.images),) if axis == image_axis else ()
         axes.append(others + images if fastest else images + others)
     return HeadLayout(tuple(axes))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vicinal.inspection.attention_observer import AttentionCall, AttentionObserver
+from vicinal.inspection.attention_marks import AttentionCall
+from vicinal.inspection.attention_observer import AttentionObserver
 from vicinal.inspection.model_runner import ModelRunner
 
 __all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
@@ -23,7 +24,7 @@ __all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence"
 RAMPS = 4
 AMPLITUDE = 0.01  # of a map's spread: responses then grow as its square, and are far above rounding
 MAX_PIXELS = 512**2  # of an image; larger ones run with two ramps at a time, for the memory
-MIN_SPREAD = 1e-6  # a map whose values differ by less is taken to be constant
+MIN_SPREAD = 1e-12  # a map whose values differ by less is taken to be constant
 # Operations that look at several places of a map `(images, channels, rows, columns)` at once.
 SPATIAL = {
     torch.conv2d,
@@ -37,6 +38,7 @@ SPATIAL = {
     F.lp_pool2d,
 }
 
+FROM_FIRST = {F.grid_sample}  # takes values from places that depend on the content
 UNFOLD_DEFAULTS = (("dilation", 1), ("padding", 0), ("stride", 1))
 
 Key = tuple[nn.Module, int, int, int]
@@ -153,9 +155,13 @@ class _Prober(AttentionObserver):
     def on_other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Keeps differences between images in place."""
         result = super().on_other(func, args, kwargs)
-        if (func in SPATIAL or func is F.unfold) and isinstance(result, Tensor) and args:
+        if func in (*SPATIAL, *FROM_FIRST, F.unfold, F.group_norm) and isinstance(result, Tensor) and args:
             if func is F.unfold:
                 kept = _unfolded_in_place(result, self.images, *args, **kwargs)
+            elif func is F.group_norm:
+                kept = _normed_by_first(result, self.images, *args, **kwargs)
+            elif func in FROM_FIRST:
+                kept = _from_first(result, self.images)
             else:
                 kept = _kept_in_place(args[0], result, self.images)
             kept._attention_marks = getattr(result, "_attention_marks", ())  # type: ignore[attr-defined]
@@ -220,7 +226,7 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
         return out
     was, now = x.unflatten(0, (images, -1)), out.unflatten(0, (images, -1))
     if out[0, 0].numel() == 1:
-        return now[:1].expand_as(now).flatten(0, 1).clone()
+        return _from_first(out, images)
     apart = (was - was[:1]).nan_to_num()  # padding for a maximum is -inf
     differs = F.adaptive_avg_pool2d(apart.square().mean(2), out.shape[2:]).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
@@ -244,3 +250,32 @@ def _unfolded_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any
         overlaps |= stride < kernel
         size.append((input.shape[axis - 2] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
     return _kept_in_place(input, out.unflatten(-1, size), images).flatten(-2) if overlaps else out
+
+
+def _from_first(out: Tensor, images: int) -> Tensor:
+    """Returns the result of the first image for all images."""
+    if len(out) % images:
+        return out
+    now = out.unflatten(0, (images, -1))
+    return now[:1].expand_as(now).flatten(0, 1).clone()
+
+
+def _normed_by_first(
+    out: Tensor,
+    images: int,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Returns `F.group_norm` with the mean and deviation of the first image, which are taken over all places."""
+    if len(input) % images or input.dim() < 3:
+        return out
+    groups = input.unflatten(0, (images, -1)).unflatten(2, (num_groups, -1))
+    axes = tuple(range(3, groups.dim()))
+    variance, mean = torch.var_mean(groups[:1], axes, correction=0, keepdim=True)
+    normed = ((groups - mean) / (variance + eps).sqrt()).reshape(input.shape)
+    shape = (1, -1, *[1] * (input.dim() - 2))
+    normed = normed if weight is None else normed * weight.view(shape)
+    return normed if bias is None else normed + bias.view(shape)
