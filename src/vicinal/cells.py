@@ -62,7 +62,7 @@ class Cells:
         count = self.rows * self.columns
         index = torch.where(self.index < 0, count, self.index).flatten().to(values.device)
         total = values.new_zeros(*values.shape[:-2], count + 1).index_add(-1, index, values.flatten(-2))
-        return total[..., :count].unflatten(-1, (self.rows, self.columns))
+        return total[..., :count].view(*values.shape[:-2], self.rows, self.columns)
 
     def __str__(self) -> str:
         return f"{self.rows} x {self.columns}" + (f" in {self.windows} windows" if self.windows > 1 else "")

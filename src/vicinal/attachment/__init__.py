@@ -1,5 +1,6 @@
 """Changes a model: puts a prior into somebody else's attention, and takes it out again."""
 
+from vicinal.attachment import timm_forwards as timm_forwards  # registers fast forwards
 from vicinal.attachment.attach import Attachment, Layer, attach, detach
 from vicinal.attachment.attached_priors import get_priors
 from vicinal.attachment.dry_run import inspect

@@ -152,7 +152,7 @@ def attach(
 def _note_image_size(inspection: Inspection, modules: list[nn.Module]) -> None:
     """Runs the model with its priors once, and has each of them keep the size of the image that was noted."""
     runner, model = inspection.runner, inspection.runner.model
-    hooks = [x for m in model.modules() for x in m._forward_pre_hooks.values() if isinstance(x, ImageSizeHook)]
+    hooks = _image_size_hooks(model)
     with eval_without_side_effects(model), torch.no_grad():
         if not hooks:
             hooks = [ImageSizeHook(len(runner.shape) + 1, runner.shape[0])]
@@ -169,6 +169,10 @@ def _note_image_size(inspection: Inspection, modules: list[nn.Module]) -> None:
             module.prior_site = replace(module.prior_site, image_key=hooks[0].key, image=size)
 
 
+def _image_size_hooks(model: nn.Module) -> list[ImageSizeHook]:
+    return [hook for m in model.modules() for hook in m._forward_pre_hooks.values() if isinstance(hook, ImageSizeHook)]
+
+
 def detach(model: nn.Module) -> int:
     """Takes every prior out of a model again, and returns from how many modules.
 
@@ -183,10 +187,8 @@ def detach(model: nn.Module) -> int:
     modules = [module for module in model.modules() if isinstance(module, WithPrior)]
     for module in modules:
         take_prior(module)
-    for module in model.modules():
-        for hook in list(module._forward_pre_hooks.values()):
-            if isinstance(hook, ImageSizeHook):
-                hook.remove(model)
+    for hook in _image_size_hooks(model):
+        hook.remove(model)
     return len(modules)
 
 

@@ -153,7 +153,7 @@ class PriorInterceptor(AttentionMode):
         if self.layout.turns > 1:
             values = (None if x is None else x[step : step + 1] for x in self._values(step))
             scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
-            out = attend_plain(q, k, v, *values, mask=mask, dropout=call.dropout_p, scale=scale)
+            out = attend_plain(q, k, v, *values, mask=mask, dropout=call.dropout_p, softmax_scale=scale)
         else:
             out = attend_in_order(
                 self.prior, self.order, self.position, q, k, v, mask=mask, dropout=call.dropout_p, scale=call.scale

@@ -5,21 +5,21 @@ class.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.interceptor import PriorInterceptor
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_mode import Step
 from vicinal.inspection.head_layout import HeadLayout
-from vicinal.inspection.image_context import UNKNOWN, noted_size
+from vicinal.inspection.image_context import UNKNOWN, is_tracing, noted_size
 from vicinal.inspection.sites import AttentionSite
 from vicinal.priors.base import Prior
 
-__all__ = ["PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
+__all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class PriorSite:
         are recomputed in a backward thread, the forward has been checked already.
         """
         noted = noted_size(self.image_key) if self.image_key else None
-        if noted is None or noted == self.image or torch.jit.is_tracing():
+        if noted is None or noted == self.image or is_tracing():
             return
         wanted = f"{self.image[0]} x {self.image[1]}"
         if noted == UNKNOWN:
@@ -98,11 +98,13 @@ class WithPrior:
         return _rebuild, (self.plain_class, type(self).__mro__[1] is WithPrior), self.__getstate__()
 
 
+FAST_FORWARDS: dict[Callable[..., Any], type[WithPrior]] = {}
+"""Mixins that compute a forward of a library in a faster way, by that forward."""
+
+
 @functools.cache
 def _class_with_prior(base: Any, by_mode: bool) -> type[nn.Module]:
     """Returns the subclass of an attention class that applies a prior, by a fast forward of ours if there is one."""
-    from vicinal.attachment.timm_forwards import FAST_FORWARDS
-
     mixin = WithPrior if by_mode else next((m for f, m in FAST_FORWARDS.items() if base.forward is f), WithPrior)
     attributes = {"__module__": __name__, "__doc__": mixin.__doc__, "plain_class": base}
     return type(f"{base.__name__}WithPrior", (mixin, base), attributes)
@@ -136,7 +138,8 @@ def give_prior(
     position = None if order is None else order.argsort()
     module.register_buffer("prior_order", None if order is None else order.to(device), persistent=False)
     module.register_buffer("prior_position", None if position is None else position.to(device), persistent=False)
-    module.__class__ = _class_with_prior(type(module), by_mode or order is not None)
+    base: Any = type(module)
+    module.__class__ = _class_with_prior(base, by_mode or order is not None)
     if isinstance(module, nn.MultiheadAttention):
         module.register_forward_hook(disable_fast_path)
 

@@ -4,14 +4,13 @@ Entering a mode costs some microseconds a layer, which shows with a batch of one
 forward does, with `attend` in place of its attention, and are used only where that forward is timm's, unchanged.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.interceptor import token_mismatch
-from vicinal.attachment.subclass import WithPrior
+from vicinal.attachment.subclass import FAST_FORWARDS, WithPrior
 from vicinal.attention import attend
 from vicinal.errors import VicinalError
 
@@ -20,7 +19,7 @@ ensure_torchvision()
 from timm.layers.attention import Attention  # noqa: E402
 from timm.models.swin_transformer import WindowAttention  # noqa: E402
 
-__all__ = ["FAST_FORWARDS"]
+__all__ = ["AttentionForward", "WindowAttentionForward"]
 
 
 class AttentionForward(WithPrior):
@@ -61,7 +60,5 @@ class WindowAttentionForward(WithPrior):
         return self.proj_drop(self.proj(out.transpose(1, 2).reshape(batch, tokens, -1)))  # type: ignore[no-any-return]
 
 
-FAST_FORWARDS: dict[Callable[..., Any], type[WithPrior]] = {
-    Attention.forward: AttentionForward,
-    WindowAttention.forward: WindowAttentionForward,
-}
+FAST_FORWARDS[Attention.forward] = AttentionForward
+FAST_FORWARDS[WindowAttention.forward] = WindowAttentionForward

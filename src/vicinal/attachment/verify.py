@@ -103,8 +103,9 @@ def _checked_forward(
 
 def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], refused: dict[str, Refusal]) -> None:
     """Compares a module's outputs on noise, and notes a refusal if they are wrong."""
-    module, layout = site.module, site.layout
+    module, layout, cells = site.module, site.layout, site.queries
     assert layout is not None
+    assert isinstance(cells, Cells)
     given, names = [*args, *kwargs.values()], list(kwargs)
     tokens = next((x for x in given if isinstance(x, Tensor) and x.is_floating_point()), None)
     if tokens is not None:
@@ -113,7 +114,7 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
     keywords = dict(zip(names, given[len(args) :], strict=True))
 
     def run() -> Tensor:
-        return _first_tensor(type(module).forward(module, *given[: len(args)], **keywords))  # type: ignore[arg-type]
+        return _first_tensor(type(module).forward(module, *given[: len(args)], **keywords))
 
     device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
     uneven = Uneven(site.heads, layout.grid).to(device)
@@ -138,6 +139,8 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
         reason = "its output does not depend on its patch-to-patch attention weights"
     elif float((outputs[1] - expected).abs().max()) > rounding + MAX_DIFFERENCE * effect:
         reason = "a prior does not act on its logits as the formula says"
+        if bool((_offset_index(cells, layout) > layout.grid.table_shape[0] * layout.grid.table_shape[1]).any()):
+            reason = "its shifted windows let tokens from opposite edges of the image attend to each other"
     if reason:
         refused[site.name] = Refusal(RefusalKind.UNVERIFIED, reason)
 

@@ -73,7 +73,8 @@ class AttentionMode(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self.on_fused(func, args, kwargs, FusedCall(*args, **kwargs))
         if func is attend:
-            given = FusedCall(*args[:3], kwargs["mask"], kwargs["dropout"], scale=kwargs["scale"])
+            q, k, v = args
+            given = FusedCall(q, k, v, kwargs["mask"], kwargs["dropout"], scale=kwargs["scale"])
             return self.on_fused(func, args, kwargs, given)
         if func is F.multi_head_attention_forward:
             return self.on_multi_head(func, args, kwargs)

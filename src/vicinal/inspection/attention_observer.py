@@ -149,7 +149,7 @@ class AttentionObserver(AttentionMode):
         self.report(found)
 
         def compute(weights: Tensor | None = None) -> Tensor:
-            return func(*args, **kwargs) if weights is None else weights.to(v) @ v  # type: ignore[no-any-return]
+            return func(*args, **kwargs) if weights is None else weights.to(v) @ v
 
         return self.attention_result(found, None, v, compute)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vicinal.inspection.model_runner import ModelRunner
 
-__all__ = ["UNKNOWN", "ImageModules", "ImageSizeHook", "noted_size"]
+__all__ = ["UNKNOWN", "ImageModules", "ImageSizeHook", "is_tracing", "noted_size"]
 
 UNKNOWN = (0, 0)
 """Noted where the module was given no image, such as patches cut by somebody else."""
@@ -37,7 +37,7 @@ class ImageSizeHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes the size."""
-        if torch.jit.is_tracing():  # sizes are tensors then
+        if is_tracing():  # sizes are tensors then
             return
         shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         maps = [shape for shape in shapes if len(shape) == self.axes]
@@ -59,6 +59,11 @@ class ImageSizeHook:
                 if isinstance(hook, ImageSizeHook) and hook.key == self.key:
                     del module._forward_pre_hooks[number]
                     module._forward_pre_hooks_with_kwargs.pop(number, None)
+
+
+def is_tracing() -> bool:
+    """Returns whether `torch.jit.trace` runs the model."""
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def noted_size(key: str) -> tuple[int, int] | None:

@@ -153,7 +153,7 @@ def _agree(responses: Tensor) -> bool:
 def _spacing(points: Tensor) -> float:
     """Returns the distance of neighbors, if points `(n, 2)` fill a rectangle evenly."""
     extent = points.std(0, correction=0) * math.sqrt(12)
-    return max(float(extent.prod() / len(points)) ** 0.5, float(extent.max()) / len(points))
+    return max(math.sqrt(float(extent.prod()) / len(points)), float(extent.max()) / len(points))
 
 
 def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:

@@ -228,11 +228,13 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
     if out[0, 0].numel() == 1:
         return _from_first(out, images)
     apart = (was - was[:1]).nan_to_num()  # padding for a maximum is -inf
-    differs = F.adaptive_avg_pool2d(apart.square().mean(2), out.shape[2:]).sqrt()
+    rows, columns = out.shape[2:]
+    differs = F.adaptive_avg_pool2d(apart.square().mean(2), (rows, columns)).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
     signs = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(0)).sign().to(out)
-    return (now[:1] + differs[:, :, None] * signs).flatten(0, 1)
+    kept: Tensor = now[:1] + differs[:, :, None] * signs
+    return kept.flatten(0, 1)
 
 
 def _unfolded_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any, *rest: Any, **more: Any) -> Tensor:
@@ -256,7 +258,7 @@ def _from_first(out: Tensor, images: int) -> Tensor:
     """Returns the result of the first image for all images."""
     if len(out) % images:
         return out
-    now = out.unflatten(0, (images, -1))
+    now: Tensor = out.unflatten(0, (images, -1))
     return now[:1].expand_as(now).flatten(0, 1).clone()
 
 
@@ -275,7 +277,7 @@ def _normed_by_first(
     groups = input.unflatten(0, (images, -1)).unflatten(2, (num_groups, -1))
     axes = tuple(range(3, groups.dim()))
     variance, mean = torch.var_mean(groups[:1], axes, correction=0, keepdim=True)
-    normed = ((groups - mean) / (variance + eps).sqrt()).reshape(input.shape)
+    normed: Tensor = ((groups - mean) / (variance + eps).sqrt()).reshape(input.shape)
     shape = (1, -1, *[1] * (input.dim() - 2))
     normed = normed if weight is None else normed * weight.view(shape)
     return normed if bias is None else normed + bias.view(shape)

@@ -22,10 +22,10 @@ def shared_layout(cells: Cells) -> Layout | Refusal:
     coordinates, placed = cells.coordinates, cells.index >= 0
     best: tuple[tuple[int, int, int], Tensor, Tensor] | None = None
     for window in range(cells.windows):
-        steps = [_step(coordinates[window, placed[window], axis]) for axis in (0, 1)]
-        if steps[0] is None or steps[1] is None:
+        down, right = (_step(coordinates[window, placed[window], axis]) for axis in (0, 1))
+        if down is None or right is None:
             continue
-        (row_step, rows), (column_step, columns) = steps
+        (row_step, rows), (column_step, columns) = down, right
         count = int(placed[window].sum())
         if rows * columns != count:
             continue
