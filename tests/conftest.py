@@ -18,15 +18,25 @@ def golden() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def labelled_images() -> tuple[torch.Tensor, torch.Tensor]:
     """32 images `(32, 3, 32, 32)` and labels: of CIFAR-10 where there is a copy next to the project, else made."""
+    return _labelled_images(32)
+
+
+@pytest.fixture(scope="session")
+def many_labelled_images() -> tuple[torch.Tensor, torch.Tensor]:
+    """2048 images, as `labelled_images`."""
+    return _labelled_images(2048)
+
+
+def _labelled_images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     file = Path(__file__).parents[2] / "shared" / "data" / "cifar10" / "test-00000-of-00001.parquet"
     if not file.exists():
-        generator, labels = torch.Generator().manual_seed(0), torch.arange(32) % 10
-        of_class, own = (torch.randn(number, 3, 8, 8, generator=generator) for number in (10, 32))
+        generator, labels = torch.Generator().manual_seed(0), torch.arange(count) % 10
+        of_class, own = (torch.randn(number, 3, 8, 8, generator=generator) for number in (10, count))
         return torch.nn.functional.interpolate(of_class[labels] + own, size=32, mode="bicubic"), labels
     import numpy as np
     import pyarrow.parquet as parquet
     from PIL import Image
 
-    table = next(parquet.ParquetFile(file).iter_batches(batch_size=32)).to_pydict()
+    table = next(parquet.ParquetFile(file).iter_batches(batch_size=count)).to_pydict()
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(image["bytes"])).convert("RGB")) for image in table["img"]])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1, torch.tensor(table["label"])
