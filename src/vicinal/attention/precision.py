@@ -16,7 +16,7 @@ def softmax_dtype(dtype: torch.dtype) -> torch.dtype:
 def product_dtype(q: Tensor) -> torch.dtype:
     """Returns the dtype of matrix products with queries `q`: theirs, but fp32 for half precision on a CPU.
 
-    CPUs multiply fp32 matrices faster than half-precision ones.
+    CPUs multiply fp32 matrices faster than half-precision ones, and results are rounded to half precision only once.
     """
     return torch.float32 if q.device.type == "cpu" and q.dtype.itemsize == 2 else q.dtype
 

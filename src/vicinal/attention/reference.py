@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.attention.precision import additive_mask, softmax_dtype
+from vicinal.attention.precision import additive_mask, product_dtype, softmax_dtype
 from vicinal.priors.base import Prior
 
 __all__ = ["attend_plain", "attention_weights", "softmax_weights"]
@@ -42,7 +42,8 @@ def attend_plain(
     weights = _weights(q, k, prior_scale, prior_bias, mask, softmax_scale)
     if dropout:
         weights = F.dropout(weights, dropout)
-    return weights.to(v.dtype) @ v
+    dtype = product_dtype(q)
+    return (weights.to(dtype) @ v.to(dtype)).to(v.dtype)
 
 
 def attention_weights(
@@ -94,7 +95,7 @@ def _weights(
     softmax_scale: float,
 ) -> Tensor:
     """Returns attention weights, `(batch, heads, queries, tokens)`; the prior's values are over the same pairs."""
-    dtype = softmax_dtype(q.dtype)
+    q, k, dtype = q.to(product_dtype(q)), k.to(product_dtype(k)), softmax_dtype(q.dtype)
     products = (q @ k.mT).to(dtype) * softmax_scale
     return softmax_weights(products, prior_scale, prior_bias, None if mask is None else additive_mask(mask, dtype))
 
