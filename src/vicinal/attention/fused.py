@@ -19,7 +19,12 @@ def attend_fused(
     dropout: float,
     softmax_scale: float,
 ) -> Tensor:
-    """Returns attention under a bias that needs no gradient; arguments as for `attend_plain`."""
+    """Returns attention under a bias that needs no gradient; arguments as for `attend_plain`.
+
+    The CPU kernel's exponential is 0 below the smallest normal number (`exp_u20`, AVX2 and AVX512), and it divides the
+    output, not the weights, by their sum: a narrow bias makes no denormal weights in forward. Its backward does not
+    avoid denormal products, so `attend` comes here with a narrow bias in inference only.
+    """
     if prior_bias is not None:
         # The CPU kernel adds an fp32 mask to fp32 logits; others want the mask in the dtype of q.
         narrow = q.dtype.itemsize == 2 and q.device.type != "cpu"

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.attention.precision import additive_mask, product_dtype, softmax_dtype
+from vicinal.attention.precision import (
+    additive_mask,
+    drop_tiny_weights,
+    product_dtype,
+    softmax_dtype,
+    zero_tiny_factors,
+)
 from vicinal.priors.base import Prior
 
 __all__ = ["attend_plain", "attention_weights", "softmax_weights"]
@@ -97,7 +103,8 @@ def _weights(
     """Returns attention weights, `(batch, heads, queries, tokens)`; the prior's values are over the same pairs."""
     q, k, dtype = q.to(product_dtype(q)), k.to(product_dtype(k)), softmax_dtype(q.dtype)
     products = (q @ k.mT).to(dtype) * softmax_scale
-    return softmax_weights(products, prior_scale, prior_bias, None if mask is None else additive_mask(mask, dtype))
+    mask = None if mask is None else additive_mask(mask, dtype)
+    return softmax_weights(products, zero_tiny_factors(prior_scale), prior_bias, mask)
 
 
 def softmax_weights(
@@ -121,10 +128,17 @@ def softmax_weights(
         logits = torch.mul(logits, prior_scale, out=out)
     if prior_bias is not None:
         logits = torch.add(logits, prior_bias, out=out)
-    if mask is None:
+    if mask is not None:
+        logits = torch.add(logits, mask, out=out)
+    on_cpu = logits.device.type == "cpu"
+    if mask is None and not on_cpu:
         return torch.softmax(logits, -1, out=out)
-    logits = torch.add(logits, mask, out=out)
-    masked = logits.amax(-1, keepdim=True) == -math.inf
+    maximum = logits.detach().amax(-1, keepdim=True)
+    if mask is None:
+        return torch.softmax(drop_tiny_weights(logits, maximum, out), -1, out=out)
+    masked = maximum == -math.inf
+    if on_cpu:
+        logits = drop_tiny_weights(logits, maximum.masked_fill(masked, 0.0), out)
     if out is not None:
         return torch.softmax(logits, -1, out=out).masked_fill_(masked, 0.0)
     return logits.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)
