@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vicinal.priors.base import smallest_factor
+
 __all__ = [
     "additive_mask",
+    "can_have_tiny_weights",
     "drop_tiny_weights",
     "makes_tiny_weights",
     "product_dtype",
-    "smallest_factor",
     "softmax_dtype",
-    "zero_tiny_factors",
+    "values_are_readable",
 ]
 
 
@@ -44,15 +46,23 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
 
 
-def smallest_factor(dtype: torch.dtype) -> float:
-    """Returns the square root of the smallest normal number of `dtype`: 1.1e-19 in fp32, 1.5e-154 in fp64.
+def values_are_readable(x: Tensor) -> bool:
+    """Returns whether Python can branch on the values of `x`: not while they are traced or transformed."""
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return not transformed and type(x) is Tensor and x.device.type != "meta"
 
-    A product of two numbers is normal if neither is smaller. Softmax divides exponentials of at least 1.1e-19 by the
-    sum of their row, which is at most the number of tokens: with 1,000 tokens the smallest weight is 1.1e-22, and
-    d_logits = weight * (d_weight - sum) is normal where the bracket exceeds 1.1e-16. Zero weights in place of smaller
-    ones change an output by less than 1,000 * 1.1e-19 of the largest value; a rounding error of fp32 is 6e-8.
+
+def can_have_tiny_weights(logits: Tensor) -> bool:
+    """Returns whether the softmax of logits on a CPU can have weights below `smallest_factor`.
+
+    The spread of all logits decides, which is cheaper than that of each row. If values cannot be read, True.
     """
-    return math.sqrt(torch.finfo(dtype).tiny)
+    if logits.device.type != "cpu" or not logits.numel():
+        return False
+    if not values_are_readable(logits):
+        return True
+    lowest, highest = logits.detach().aminmax()
+    return not highest.item() - lowest.item() <= -math.log(smallest_factor(logits.dtype))
 
 
 def drop_tiny_weights(logits: Tensor, maximum: Tensor, out: Tensor | None = None) -> Tensor:
@@ -66,18 +76,7 @@ def drop_tiny_weights(logits: Tensor, maximum: Tensor, out: Tensor | None = None
         out: where to write both steps, without autograd; can be `logits`. None makes new tensors.
     """
     shifted = torch.sub(logits, maximum, out=out)
-    limit = math.log(smallest_factor(logits.dtype))
-    return F.threshold(shifted, limit, -math.inf, inplace=out is not None)
-
-
-def zero_tiny_factors(x: Tensor | None) -> Tensor | None:
-    """Returns `x`, on a CPU with 0 in place of numbers below `smallest_factor`; all of `x` gets its gradient."""
-    if x is None or x.device.type != "cpu":
-        return x
-    limit = smallest_factor(x.dtype)
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return F.hardshrink(x, limit)
-    return x - x.detach().masked_fill(x.detach().abs() > limit, 0.0)
+    return F.threshold(shifted, math.log(smallest_factor(logits.dtype)), -math.inf, inplace=True)
 
 
 def makes_tiny_weights(prior_bias: Tensor | None) -> bool:
@@ -87,5 +86,5 @@ def makes_tiny_weights(prior_bias: Tensor | None) -> bool:
     """
     if prior_bias is None or prior_bias.device.type != "cpu":
         return False
-    lowest, highest = prior_bias.aminmax()
-    return bool(lowest - highest < math.log(smallest_factor(prior_bias.dtype)) / 2)
+    lowest, highest = prior_bias.detach().aminmax()
+    return lowest.item() - highest.item() < math.log(smallest_factor(prior_bias.dtype)) / 2

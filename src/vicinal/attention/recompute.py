@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vicinal.attention.chunks import ChunkedAttention
-from vicinal.attention.precision import zero_tiny_factors
 from vicinal.attention.reference import softmax_weights
 from vicinal.grid import Grid
 
@@ -87,7 +86,6 @@ def run_forward(
         mask: numbers to add to the logits, 4-D, each size 1 or that of `(batch, heads, tokens, tokens)`.
         settings: grid, factor of q k^T and dropout.
     """
-    prior_scale = zero_tiny_factors(prior_scale)
     chunked = ChunkedAttention(q, v, logit_buffers=1)
     out = chunked.result_like(v)
     generator = _generator(q, settings)
@@ -128,7 +126,6 @@ def run_backward(
         torch.zeros_like(values) if values is not None and wish else None
         for values, wish in zip((prior_scale, prior_bias, mask), wanted, strict=True)
     )
-    prior_scale = zero_tiny_factors(prior_scale)
     chunked = ChunkedAttention(q, v, logit_buffers=2 if prior_scale is None else 3)
     dq, dk, dv = chunked.result_like(q), chunked.result_like(k), chunked.result_like(v)
     generator = _generator(q, settings)

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 from vicinal.attention.precision import (
     additive_mask,
+    can_have_tiny_weights,
     drop_tiny_weights,
     product_dtype,
     softmax_dtype,
-    zero_tiny_factors,
+    values_are_readable,
 )
 from vicinal.priors.base import Prior
 
@@ -102,9 +103,12 @@ def _weights(
 ) -> Tensor:
     """Returns attention weights, `(batch, heads, queries, tokens)`; the prior's values are over the same pairs."""
     q, k, dtype = q.to(product_dtype(q)), k.to(product_dtype(k)), softmax_dtype(q.dtype)
-    products = (q @ k.mT).to(dtype) * softmax_scale
+    products = (q @ k.mT).to(dtype)
+    # New tensors are for autograd; in inference of one image their page faults cost as much as the arithmetic.
+    out = products if values_are_readable(products) and not torch.is_grad_enabled() else None
+    products = torch.mul(products, softmax_scale, out=out)
     mask = None if mask is None else additive_mask(mask, dtype)
-    return softmax_weights(products, zero_tiny_factors(prior_scale), prior_bias, mask)
+    return softmax_weights(products, prior_scale, prior_bias, mask, out)
 
 
 def softmax_weights(
@@ -130,14 +134,14 @@ def softmax_weights(
         logits = torch.add(logits, prior_bias, out=out)
     if mask is not None:
         logits = torch.add(logits, mask, out=out)
-    on_cpu = logits.device.type == "cpu"
-    if mask is None and not on_cpu:
+    tiny = can_have_tiny_weights(logits)
+    if mask is None and not tiny:
         return torch.softmax(logits, -1, out=out)
     maximum = logits.detach().amax(-1, keepdim=True)
     if mask is None:
         return torch.softmax(drop_tiny_weights(logits, maximum, out), -1, out=out)
     masked = maximum == -math.inf
-    if on_cpu:
+    if tiny:
         logits = drop_tiny_weights(logits, maximum.masked_fill(masked, 0.0), out)
     if out is not None:
         return torch.softmax(logits, -1, out=out).masked_fill_(masked, 0.0)
