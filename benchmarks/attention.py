@@ -3,6 +3,7 @@
     python benchmarks/attention.py            # all grids, about four minutes on two cores
     python benchmarks/attention.py --short    # 8 x 8 and 16 x 16, about half a minute
     python benchmarks/attention.py --compile  # adds the same under torch.compile
+    python benchmarks/attention.py --narrow   # narrow windows of `conv` only, about a minute
 
 Every way runs once in each round, in random order, so a busy machine slows all alike; ratios are taken inside a round.
 Printed: the median ratio to `F.scaled_dot_product_attention` without a prior, and the quartiles. Tables and masks are
@@ -28,6 +29,8 @@ Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 # side -> batch, heads, dim: the paper's ViT at 32 px, a middle size, DeiT-Ti at 224 px, the paper's size at patch 1
 SHAPES = {8: (128, 12, 16), 14: (16, 3, 64), 16: (32, 6, 32), 32: (4, 3, 32)}
 SHORT = (8, 16)
+NARROW_SIDE = 16
+NARROW_SIGMAS = (0.3, 0.5, 1.0, 2.0)  # in patches; the weights of plain attention under them are denormal numbers
 
 
 class PaperMask(nn.Module):
@@ -74,13 +77,22 @@ def ways(heads: int, grid: vicinal.Grid, compiled: bool) -> dict[str, Way]:
     return found
 
 
-def measure(side: int, rounds: int, compiled: bool) -> None:
-    """Time all ways on one grid and print a table."""
+def narrow_ways(heads: int, grid: vicinal.Grid) -> dict[str, Way]:
+    """Returns attention without a prior and under narrow windows, by name."""
+    found: dict[str, Way] = {"SDPA, no prior": F.scaled_dot_product_attention}
+    for sigma in NARROW_SIGMAS:
+        prior = vicinal.build_prior("conv", heads=heads, grid=grid, sigma=sigma)
+        found[f"vicinal, conv sigma={sigma:g}"] = functools.partial(attend, prior=prior)
+    return found
+
+
+def measure(side: int, rounds: int, contenders: Callable[[int, vicinal.Grid], dict[str, Way]]) -> None:
+    """Times all contenders, made from heads and grid, on one grid and prints a table."""
     batch, heads, dim = SHAPES[side]
     grid = vicinal.Grid(side, side)
     qkv = torch.randn(batch, grid.tokens, 3 * heads * dim, requires_grad=True)
     gradient = torch.randn(batch, grid.tokens, heads * dim)
-    contenders = ways(heads, grid, compiled)
+    found = contenders(heads, grid)
 
     def modules(way: Way) -> list[nn.Module]:
         values = getattr(way, "keywords", {}).values()
@@ -94,12 +106,13 @@ def measure(side: int, rounds: int, compiled: bool) -> None:
         inputs = [qkv, *(parameter for module in modules(way) for parameter in module.parameters())]
         torch.autograd.grad(forward(way), inputs, gradient)
 
-    times = interleaved({name: functools.partial(step, way) for name, way in contenders.items()}, rounds)
+    times = interleaved({name: functools.partial(step, way) for name, way in found.items()}, rounds)
     memory = {}
-    for name, way in contenders.items():
+    for name, way in found.items():
         constant = {t.untyped_storage().data_ptr() for m in modules(way) for t in (*m.parameters(), *m.buffers())}
         memory[name] = saved_bytes(functools.partial(forward, way), constant)
-    print_table(f"grid {grid}, batch {batch}, {heads} heads of {dim}", times, memory)
+    title = f"grid {grid}, batch {batch}, {heads} heads of {dim}, threads: {torch.get_num_threads()}"
+    print_table(title, times, memory)
 
 
 def main() -> None:
@@ -108,11 +121,17 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="8 x 8 and 16 x 16 only")
     parser.add_argument("--compile", action="store_true", help="add torch.compile'd ways")
     parser.add_argument("--rounds", type=int, default=None, help="measured rounds (31; short: 15)")
+    parser.add_argument("--narrow", action="store_true", help="narrow windows only")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; forward + backward, fp32")
-    for side in SHORT if arguments.short else SHAPES:
-        measure(side, arguments.rounds or (15 if arguments.short else 31), arguments.compile)
+    rounds = arguments.rounds or (15 if arguments.short else 31)
+    if not arguments.narrow:
+        for side in SHORT if arguments.short else SHAPES:
+            measure(side, rounds, functools.partial(ways, compiled=arguments.compile))
+    for threads in sorted({1, torch.get_num_threads()}):
+        torch.set_num_threads(threads)
+        measure(NARROW_SIDE, rounds, narrow_ways)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """Half precision: dtypes, and errors against float64."""
 
+import copy
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from attention_helpers import assert_all_close, gradients, inputs
 from vicinal import Grid, attend, build_prior
@@ -71,3 +74,44 @@ def test_a_model_cast_to_half_keeps_finite_tables():
             if exact is not None:
                 assert values.dtype == torch.float32
                 torch.testing.assert_close(values, exact, atol=0.05, rtol=0.01)
+
+
+def relative_error(x, truth):
+    return ((x.double() - truth).square().mean() / truth.square().mean()).sqrt().item()
+
+
+def errors(attention, qkv, prior, direction):
+    """Returns relative root mean square errors of the output, and of gradients of q, k, v and the prior's parameters.
+
+    The truth is the formula in float64, computed from the same half-precision inputs.
+    """
+    half, exact = ([x.detach().to(dtype).requires_grad_() for x in qkv] for dtype in (qkv[0].dtype, torch.float64))
+    wide = copy.deepcopy(prior).double()
+    scale, bias = wide()
+    logits = exact[0] @ exact[1].mT * exact[0].shape[-1] ** -0.5
+    logits = logits if scale is None else logits * scale
+    truth = (logits if bias is None else logits + bias).softmax(-1) @ exact[2]
+    out = attention(*half)
+    expected = torch.autograd.grad(truth, [*exact, *wide.parameters()], direction.double())
+    found = torch.autograd.grad(out, [*half, *prior.parameters()], direction)
+    return [relative_error(a, b) for a, b in zip((out, *found), (truth, *expected), strict=True)]
+
+
+@pytest.mark.parametrize("spec", ["none", "gab", "conv", "gmm:init=spread", "gmm:init=spread+gab"])
+@pytest.mark.parametrize("dim", [16, 32, 48, 64, 80])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_at_most_as_much_as_sdpa(dtype, dim, spec):
+    grid = Grid(8, 8, prefix=1)
+    torch.manual_seed(0)
+    *qkv, direction = torch.randn(4, 8, 4, grid.tokens, dim).to(dtype)
+    plain = errors(F.scaled_dot_product_attention, qkv, build_prior("none", heads=4, grid=grid), direction)
+    prior = build_prior(spec, heads=4, grid=grid)
+    # A sum over all pairs, the gradient of a parameter is compared to the gradients of queries.
+    limits = [*plain, *(plain[1] for _ in prior.parameters())]
+    for backend in ("auto", "recompute", "plain"):
+        found = errors(lambda q, k, v, b=backend: attend(q, k, v, prior=prior, backend=b), qkv, prior, direction)
+        assert all(error <= 1.1 * limit for error, limit in zip(found, limits, strict=True)), (backend, found, limits)
+        with torch.no_grad():
+            out = attend(*qkv, prior=prior, backend=backend)
+            truth = attend(*(x.double() for x in qkv), prior=copy.deepcopy(prior).double(), backend="plain")
+        assert relative_error(out, truth) <= 1.1 * plain[0], backend

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vicinal.attention import attend, attention_weights
 from vicinal.attention.multi_head import multi_head
+from vicinal.attention.precision import can_have_tiny_weights, drop_tiny_weights
 from vicinal.attention.reference import attend_plain
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation, Step, product_sides
@@ -75,7 +76,11 @@ class PriorInterceptor(AttentionMode):
             return func(*args, **kwargs)
         prior_bias = self._values(step)[1]
         if prior_bias is not None:
-            args = (self._apply(torch.add, args[0], prior_bias, step), *args[1:])
+            logits = self._apply(torch.add, args[0], prior_bias, step)
+            if can_have_tiny_weights(logits):  # a narrow prior makes denormal numbers, which are slow on a CPU
+                maximum = logits.detach().amax(-2 if self.steps[step].transposed else -1, keepdim=True)
+                logits = drop_tiny_weights(logits, maximum.masked_fill(maximum == -torch.inf, 0.0))
+            args = (logits, *args[1:])
         self.applied += 1
         return func(*args, **kwargs)
 

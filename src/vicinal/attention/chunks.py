@@ -54,23 +54,20 @@ class ChunkedAttention:
         """Returns an empty tensor of the shape of `x` whose chunks are contiguous."""
         return torch.empty_strided(x.shape, self._strides(x.shape), dtype=self.dtype, device=x.device)
 
-    def load(self, name: str, x: Tensor, scale: float | None = None) -> Tensor:
-        """Copies a chunk `(images, heads, rows, dim)` of an input, times `scale`; returns `(matrices, rows, dim)`."""
+    def load(self, name: str, x: Tensor) -> Tensor:
+        """Copies a chunk `(images, heads, rows, dim)` of an input to its buffer; returns `(matrices, rows, dim)`."""
         buffer = self._inputs[name][: x.shape[0] * x.shape[1], : x.shape[2]]
-        if scale is None:
-            buffer.view(x.shape).copy_(x)
-        else:
-            torch.mul(x, scale, out=buffer.view(x.shape))
+        buffer.view(x.shape).copy_(x)
         return buffer
 
     def matrices(self, x: Tensor) -> Tensor:
         """Returns `(images, heads, rows, columns)` as `(matrices, rows, columns)`; of a result, a view."""
         return x.flatten(0, 1).to(self.dtype)
 
-    def product(self, number: int, rows: Tensor, keys: Tensor, heads: slice) -> Tensor:
-        """Returns `rows keys^T`, `(images, heads, rows, tokens)`, in the buffer for logits of that number."""
+    def product(self, number: int, rows: Tensor, keys: Tensor, heads: slice, scale: float = 1.0) -> Tensor:
+        """Returns `scale * rows keys^T`, `(images, heads, rows, tokens)`, in the buffer for logits of that number."""
         buffer = self._logits[number][: rows.shape[0], : rows.shape[1]]
-        torch.bmm(rows, keys.mT, out=buffer)
+        buffer.baddbmm_(rows, keys.mT, beta=0.0, alpha=scale)
         return buffer.view(-1, heads.stop - heads.start, *buffer.shape[1:]).to(self.softmax_dtype)
 
     def buffer_like(self, number: int, logits: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from vicinal.attention.chunks import CPU_CHUNK_LOGITS
 from vicinal.attention.compile_op import recomputed_attention
 from vicinal.attention.flex import attend_flex
 from vicinal.attention.fused import attend_fused
-from vicinal.attention.precision import additive_mask, softmax_dtype
+from vicinal.attention.precision import additive_mask, makes_tiny_weights, softmax_dtype
 from vicinal.attention.recompute import RecomputedAttention, Settings
 from vicinal.attention.reference import attend_plain
 from vicinal.errors import VicinalError, unknown
@@ -104,7 +104,9 @@ def _dispatch(
         if q.numel() // q.shape[3] * q.shape[2] <= CPU_CHUNK_LOGITS and q.dtype.itemsize > 2:
             return attend_plain(q, k, v, prior_scale, prior_bias, **options)
     prior_scale, prior_bias = prior.values()
-    if auto and prior_scale is None and not any(x is not None and x.requires_grad for x in (prior_bias, mask)):
+    frozen = not any(x is not None and x.requires_grad for x in (prior_bias, mask))
+    # The fused kernel's gradients under a narrow bias are denormal. While compiling, the bias has no values to look at.
+    if auto and prior_scale is None and frozen and (compiling or not makes_tiny_weights(prior_bias)):
         return attend_fused(q, k, v, prior()[1], **options)
     if mask is not None:
         mask = additive_mask(mask, softmax_dtype(q.dtype))

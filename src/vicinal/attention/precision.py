@@ -1,11 +1,29 @@
-"""Number formats inside attention: the dtypes of matrix products and of the softmax, and masks as numbers."""
+"""Number formats inside attention: the dtypes of products and of the softmax, masks as numbers, no denormal numbers.
+
+Denormal numbers are those below the smallest normal one, 1.2e-38 in fp32. Many CPUs multiply them in microcode, more
+than ten times slower, and narrow priors make them by the thousand: a window of sigma = 0.5 patches gives a key 7
+patches away the weight exp(-98) = 3e-43. `torch.set_flush_denormal` acts on everything else in the process too.
+Attention avoids denormal numbers instead: weights and the prior's scale are 0 or at least `smallest_factor`. GPUs
+compute denormal numbers at full speed, so nothing is done there.
+"""
 
 import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["additive_mask", "product_dtype", "softmax_dtype"]
+from vicinal.priors.base import smallest_factor
+
+__all__ = [
+    "additive_mask",
+    "can_have_tiny_weights",
+    "drop_tiny_weights",
+    "makes_tiny_weights",
+    "product_dtype",
+    "softmax_dtype",
+    "values_are_readable",
+]
 
 
 def softmax_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -16,7 +34,7 @@ def softmax_dtype(dtype: torch.dtype) -> torch.dtype:
 def product_dtype(q: Tensor) -> torch.dtype:
     """Returns the dtype of matrix products with queries `q`: theirs, but fp32 for half precision on a CPU.
 
-    CPUs multiply fp32 matrices faster than half-precision ones.
+    CPUs multiply fp32 matrices faster than half-precision ones, and results are rounded to half precision only once.
     """
     return torch.float32 if q.device.type == "cpu" and q.dtype.itemsize == 2 else q.dtype
 
@@ -26,3 +44,47 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
+
+
+def values_are_readable(x: Tensor) -> bool:
+    """Returns whether Python can branch on the values of `x`: not while they are traced or transformed."""
+    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return not transformed and type(x) is Tensor and x.device.type != "meta"
+
+
+def can_have_tiny_weights(logits: Tensor) -> bool:
+    """Returns whether the softmax of logits on a CPU can have weights below `smallest_factor`.
+
+    The spread of all logits decides, which is cheaper than that of each row. If values cannot be read, True.
+    """
+    if logits.device.type != "cpu" or not logits.numel():
+        return False
+    if not values_are_readable(logits):
+        return True
+    lowest, highest = logits.detach().aminmax()
+    return not highest.item() - lowest.item() <= -math.log(smallest_factor(logits.dtype))
+
+
+def drop_tiny_weights(logits: Tensor, maximum: Tensor, out: Tensor | None = None) -> Tensor:
+    """Returns `logits - maximum`, with -inf where its exponential is below `smallest_factor`.
+
+    The weight and the gradient of such a logit are exactly 0.
+
+    Args:
+        logits: `(..., queries, tokens)`.
+        maximum: that of each row of logits, detached: `(..., queries, 1)`.
+        out: where to write both steps, without autograd; can be `logits`. None makes new tensors.
+    """
+    shifted = torch.sub(logits, maximum, out=out)
+    return F.threshold(shifted, math.log(smallest_factor(logits.dtype)), -math.inf, inplace=True)
+
+
+def makes_tiny_weights(prior_bias: Tensor | None) -> bool:
+    """Returns whether a bias on a CPU gives weights below the square root of `smallest_factor`, 3e-10 in fp32.
+
+    The logits of q and k can then do the rest.
+    """
+    if prior_bias is None or prior_bias.device.type != "cpu":
+        return False
+    lowest, highest = prior_bias.detach().aminmax()
+    return lowest.item() - highest.item() < math.log(smallest_factor(prior_bias.dtype)) / 2

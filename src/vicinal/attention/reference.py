@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.attention.precision import additive_mask, softmax_dtype
+from vicinal.attention.precision import (
+    additive_mask,
+    can_have_tiny_weights,
+    drop_tiny_weights,
+    product_dtype,
+    softmax_dtype,
+    values_are_readable,
+)
 from vicinal.priors.base import Prior
 
 __all__ = ["attend_plain", "attention_weights", "softmax_weights"]
@@ -42,7 +49,8 @@ def attend_plain(
     weights = _weights(q, k, prior_scale, prior_bias, mask, softmax_scale)
     if dropout:
         weights = F.dropout(weights, dropout)
-    return weights.to(v.dtype) @ v
+    dtype = product_dtype(q)
+    return (weights.to(dtype) @ v.to(dtype)).to(v.dtype)
 
 
 def attention_weights(
@@ -94,9 +102,13 @@ def _weights(
     softmax_scale: float,
 ) -> Tensor:
     """Returns attention weights, `(batch, heads, queries, tokens)`; the prior's values are over the same pairs."""
-    dtype = softmax_dtype(q.dtype)
-    products = (q @ k.mT).to(dtype) * softmax_scale
-    return softmax_weights(products, prior_scale, prior_bias, None if mask is None else additive_mask(mask, dtype))
+    q, k, dtype = q.to(product_dtype(q)), k.to(product_dtype(k)), softmax_dtype(q.dtype)
+    products = (q @ k.mT).to(dtype)
+    # New tensors are for autograd; in inference of one image their page faults cost as much as the arithmetic.
+    out = products if values_are_readable(products) and not torch.is_grad_enabled() else None
+    products = torch.mul(products, softmax_scale, out=out)
+    mask = None if mask is None else additive_mask(mask, dtype)
+    return softmax_weights(products, prior_scale, prior_bias, mask, out)
 
 
 def softmax_weights(
@@ -120,10 +132,17 @@ def softmax_weights(
         logits = torch.mul(logits, prior_scale, out=out)
     if prior_bias is not None:
         logits = torch.add(logits, prior_bias, out=out)
-    if mask is None:
+    if mask is not None:
+        logits = torch.add(logits, mask, out=out)
+    tiny = can_have_tiny_weights(logits)
+    if mask is None and not tiny:
         return torch.softmax(logits, -1, out=out)
-    logits = torch.add(logits, mask, out=out)
-    masked = logits.amax(-1, keepdim=True) == -math.inf
+    maximum = logits.detach().amax(-1, keepdim=True)
+    if mask is None:
+        return torch.softmax(drop_tiny_weights(logits, maximum, out), -1, out=out)
+    masked = maximum == -math.inf
+    if tiny:
+        logits = drop_tiny_weights(logits, maximum.masked_fill(masked, 0.0), out)
     if out is not None:
         return torch.softmax(logits, -1, out=out).masked_fill_(masked, 0.0)
     return logits.masked_fill(masked, 0.0).softmax(-1).masked_fill(masked, 0.0)

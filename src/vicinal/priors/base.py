@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -80,11 +81,14 @@ class Prior(nn.Module):
         return None
 
     def values(self) -> ScaleBias:
-        """`(scale(), bias())` for every head, in full precision whatever the autocast around it."""
+        """Returns `(scale(), bias())` for every head, in full precision whatever the autocast around it.
+
+        On a CPU, factors below `smallest_factor` are 0, because products with them would be denormal numbers.
+        """
         with full_precision(self.device or torch.device("cpu")):
             scale, bias = self.scale(), self.bias()
         return (
-            None if scale is None else scale.expand(self.heads, -1, -1),
+            None if scale is None else zero_tiny_factors(scale).expand(self.heads, -1, -1),
             None if bias is None else bias.expand(self.heads, -1, -1),
         )
 
@@ -161,6 +165,24 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager[ob
     if autocasting(device):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
+
+
+def smallest_factor(dtype: torch.dtype) -> float:
+    """Returns the square root of the smallest normal number of `dtype`: 1.1e-19 in fp32, 1.5e-154 in fp64.
+
+    A product of two numbers is normal if neither is smaller. Softmax divides exponentials of at least 1.1e-19 by the
+    sum of their row, which is at most the number of tokens: with 1,000 tokens the smallest weight is 1.1e-22, and
+    d_logits = weight * (d_weight - sum) is normal where the bracket exceeds 1.1e-16. Zero weights in place of smaller
+    ones change an output by less than 1,000 * 1.1e-19 of the largest value; a rounding error of fp32 is 6e-8.
+    """
+    return math.sqrt(torch.finfo(dtype).tiny)
+
+
+def zero_tiny_factors(x: Tensor) -> Tensor:
+    """Returns `x`, on a CPU with 0 in place of numbers below `smallest_factor`; all of `x` gets its gradient."""
+    if x.device.type != "cpu":
+        return x
+    return x - x.detach().masked_fill(x.detach().abs() >= smallest_factor(x.dtype), 0.0)
 
 
 def flat_parameter(values: Tensor, requires_grad: bool = True) -> nn.Parameter:
