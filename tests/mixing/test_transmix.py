@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import vicinal
-from vicinal.attachment import patch_attention
+from vicinal.inspection import patch_attention
 from vicinal.errors import VicinalError
 from vicinal.mixing import Mixing, TransMix
 
