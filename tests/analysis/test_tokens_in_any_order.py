@@ -7,6 +7,7 @@ import torch
 from timm.models.hiera import Hiera
 from torch import nn
 
+from vicinal import VicinalError
 from vicinal.analysis.attention import attention_statistics
 from vicinal.analysis.attention_maps import attention_maps
 from vicinal.analysis.rollout import rollout
@@ -112,6 +113,40 @@ def test_rollout_finds_every_patch(mixed):
     patches = [token for token, cell in enumerate(CELLS) if cell is not None]
     for query, tokens in {"class": [0], "mean": patches, (3, 1): [CELLS.index(3 * 6 + 1)]}.items():
         close(rollout(model, image, query=query).values[0], on_map(product[tokens].mean(0)[None]))
+
+
+class Halves(nn.Module):
+    """Two windows of 4 x 3 patches, each behind a class token of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(3, 16, 8, 8), nn.Parameter(torch.randn(1, 1, 16))
+        self.blocks = nn.Sequential(Attention())
+
+    def forward(self, x):
+        halves = self.patches(x).unflatten(-1, (2, 3)).permute(0, 3, 2, 4, 1).flatten(2, 3).flatten(0, 1)
+        return self.blocks(torch.cat([self.token.expand(len(halves), 1, 16), halves], 1))
+
+
+def test_windows_that_have_a_class_token_each_are_read():
+    model, image = Halves().eval(), torch.randn(1, 3, 32, 48)
+    with torch.no_grad():
+        model(image)
+    weights = model.blocks[0].weights  # (windows, heads, tokens, tokens)
+    cells = [[None, *(6 * row + 3 * half + column for row in range(4) for column in range(3))] for half in (0, 1)]
+    (layer,) = attention_statistics(model, image).layers
+    assert (layer.grid, layer.windows, layer.keys) == ((4, 6), 2, 13)
+    close(torch.tensor(layer.distance_patches), distances(weights, cells, COLUMNS))
+    entropy = -(weights.double() * weights.double().log()).sum(-1)[:, :, 1:].mean((0, 2))
+    close(torch.tensor(layer.relative_entropy), entropy / math.log(13))
+    for query, tokens in {"class": [0], "mean": range(1, 13)}.items():
+        (found,) = attention_maps(model, image, query=query)
+        expected = torch.zeros(2, ROWS * COLUMNS, dtype=torch.float64)
+        for half, own in enumerate(cells):
+            expected[:, own[1:]] = weights[half][:, tokens, 1:].double().mean(1) / 2
+        close(found.values[0], expected.view(-1, ROWS, COLUMNS))
+    with pytest.raises(VicinalError, match=r"blocks.0: its windows have tokens of their own"):
+        rollout(model, image)
 
 
 @pytest.fixture

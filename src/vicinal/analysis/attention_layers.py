@@ -119,8 +119,9 @@ class AttentionLayer:
         index = torch.where(self.placed, self.cells.index, cells).to(weights.device)
         pairs = (index[:, :, None] * (cells + 1) + index[:, None]).flatten()
         whole = weights.new_zeros(len(weights), (cells + 1) ** 2).index_add(1, pairs, weights.flatten(1))
+        square: Tensor = whole.unflatten(1, (cells + 1, cells + 1))
         times = index.flatten().bincount(minlength=cells + 1)[:cells, None].clamp(min=1)  # windows can overlap
-        return whole.unflatten(1, (cells + 1, cells + 1))[:, :cells, :cells] / times
+        return square[:, :cells, :cells] / times
 
 
 def find_layers(
