@@ -22,7 +22,7 @@ import vicinal
 from attach import MODELS
 from measuring import interleaved, print_table
 from vicinal.analysis.memory import saved_bytes
-from vicinal.attachment import Tap, patch_attention
+from vicinal.inspection import Tap, patch_attention
 
 NAMES = ("vit", "deit_tiny")  # with a class token
 

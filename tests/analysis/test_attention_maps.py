@@ -8,7 +8,7 @@ import vicinal
 from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
 from vicinal.analysis.attention_maps import attention_maps, write_maps
-from vicinal.attachment import patch_attention
+from vicinal.inspection import patch_attention
 
 
 def close(got, expected):
@@ -135,18 +135,18 @@ def test_maps_are_written_as_json_and_csv(tmp_path):
     ("make", "options", "message"),
     [
         (vit, {"layers": 3}, "unknown layer 3: the model has 3 to choose from"),
-        (vit, {"layers": "blocks"}, "layers is 'first N' or 'last N'"),
+        (vit, {"layers": "blocks"}, "layers must be .* from 1 to 3, got 'blocks'"),
         (vit, {"heads": [0, 4]}, r"unknown head 4: blocks.0.attn has 4, 0 to 3"),
         (vit, {"heads": []}, "heads is an index, several, or 'mean'; given none"),
         (vit, {"heads": "max"}, "unknown heads 'max'"),
         (
             vit,
             {"query": (4, 0)},
-            "4 x 6 patches; a query is a row from 0 to 3 and a column from 0 to 5, given 4 0",
+            "4 x 6 patches; .* row from 0 to 3 and a column from 0 to 5, got 4 0",
         ),
-        (vit, {"query": (0, -1)}, "column from 0 to 5, given 0 -1"),
+        (vit, {"query": (0, -1)}, "column from 0 to 5, got 0 -1"),
         (vit, {"query": "clas"}, "unknown query 'clas'; did you mean 'class'"),
-        (vit, {"query": 3}, "query is 'class', 'mean' or row and column of a patch, given 3"),
+        (vit, {"query": 3}, "query must be 'class', 'mean' or row and column of a patch, got 3"),
         (lambda: swin((32, 48)), {"query": "class"}, "has no class token; use query='mean'"),
         (cait, {"query": (0, 0), "layers": "last"}, "blocks_token_only.1.attn one query reads the image, and no patch"),
     ],
@@ -159,5 +159,5 @@ def test_bad_input_says_what_to_do(make, options, message):
 def test_channels_have_no_map():
     model = vicinal.create_model("davit_tiny", img_size=64, embed_dims=(32,), depths=(1,), num_heads=(4,))
     assert len(attention_maps(model, torch.randn(1, 3, 64, 64))) == 1
-    with pytest.raises(VicinalError, match=r"stages.0.blocks.0.1.attn has no map: it attends over channels"):
+    with pytest.raises(VicinalError, match=r"stages.0.blocks.0.1.attn has no map"):
         attention_maps(model, torch.randn(1, 3, 64, 64), layers="last")

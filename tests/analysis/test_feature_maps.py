@@ -12,11 +12,17 @@ from vicinal.analysis.erf import receptive_field
 
 
 def test_no_more_than_the_layer_asked_for_is_run():
-    model = vit()
-    seen = []
-    model.blocks[1].register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
-    receptive_field(model, torch.randn(50, 3, 8, 8), layer=0)
-    assert seen == [2]  # of noise, to find the layer
+    model, layers = vit(), []
+    for number, block in enumerate(model.blocks):
+        block.register_forward_hook(lambda *_, number=number: layers.append(number))
+    runs = []
+    for images in (1, 50):
+        layers.clear()
+        receptive_field(model, torch.randn(images, 3, 8, 8), layer=0, batch_size=10)
+        runs.append((layers.count(0), layers.count(1)))
+    (first, second), (first_of_all, second_of_all) = runs
+    assert first_of_all == first + 4  # batches
+    assert second_of_all == second  # on noise, to find the layer
 
 
 def test_layers_are_found_by_index_and_by_name():
@@ -57,6 +63,23 @@ def test_tokens_that_are_not_row_by_row_are_found():
     images = torch.randn(2, 3, 64, 64)
     for layer, at in ((0, (5, 10)), (0, (12, 3)), (1, (1, 6)), (2, (3, 0))):
         by_patch = receptive_field(model.eval(), images, layer=layer, at=at, mode="abs").by_patch
+        assert np.unravel_index(by_patch.argmax(), by_patch.shape) == at
+
+
+def test_a_class_token_behind_the_patches_is_none_of_them():
+    class Behind(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches, self.token = nn.Conv2d(3, 8, 6, stride=4, padding=1), nn.Parameter(torch.randn(1, 1, 8))
+            self.blocks = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True))
+
+        def forward(self, x):
+            x = self.patches(x).flatten(2).mT
+            return self.blocks(torch.cat([x, self.token.expand(len(x), 1, 8)], 1))
+
+    model, images = Behind().eval(), torch.randn(4, 3, 16, 16)
+    for at in ((0, 0), (1, 2), (3, 3)):
+        by_patch = receptive_field(model, images, at=at, mode="abs").by_patch
         assert np.unravel_index(by_patch.argmax(), by_patch.shape) == at
 
 
@@ -121,7 +144,7 @@ def test_what_only_looks_like_a_map_is_refused(last, patch, message):
 def test_attention_weights_are_no_map():
     model = vit(img_size=32, patch_size=8)
     model.blocks[0].attn.fused_attn = False
-    with pytest.raises(VicinalError, match=r"which place in blocks.0.attn.attn_drop stands for the patch"):
+    with pytest.raises(VicinalError, match=r"blocks.0.attn.attn_drop of the patch at 5 12"):
         receptive_field(model, torch.randn(1, 3, 32, 32), layer="blocks.0.attn.attn_drop", at=(5, 12))
 
 

@@ -11,8 +11,8 @@ from matplotlib.text import Text
 import vicinal
 from vicinal.analysis.mask_drawing import LINES, draw_history, draw_kernels, draw_masks, draw_mixture
 from vicinal.analysis.masks import LayerMask, Masks, masks_of
-from vicinal.errors import VicinalError
 from vicinal.attachment import get_priors
+from vicinal.errors import VicinalError
 from vicinal.training.prior_log import PriorHistory
 
 

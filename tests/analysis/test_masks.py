@@ -10,8 +10,8 @@ import torch
 
 import vicinal
 from vicinal.analysis.masks import masks_of
-from vicinal.errors import VicinalError
 from vicinal.attachment import get_priors
+from vicinal.errors import VicinalError
 
 PRIORS = [
     "gmm:kernels=3",

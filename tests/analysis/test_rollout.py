@@ -133,9 +133,9 @@ def test_attention_pooling_reads_what_was_rolled_out(first):
         (
             lambda: vicinal.create_model("cait", depth=1),
             {"layers": "last 2"},
-            "needs layers in which patches look",
+            "needs layers in which patches attend to patches",
         ),
-        (lambda: vit(img_size=32), {"query": (0, 4)}, "column from 0 to 3, given 0 4"),
+        (lambda: vit(img_size=32), {"query": (0, 4)}, "column from 0 to 3, got 0 4"),
         (lambda: vit(img_size=32), {"query": "row"}, "unknown query 'row'"),
         (lambda: vit(img_size=32), {"layers": [7]}, "unknown layer 7"),
         (
@@ -148,7 +148,7 @@ def test_attention_pooling_reads_what_was_rolled_out(first):
                 "davit_tiny", img_size=32, embed_dims=(32,), depths=(1,), num_heads=(4,), window_size=4
             ),
             {},
-            "stages.0.blocks.0.1.attn has no map: it attends over channels",
+            r"stages.0.blocks.0.1.attn has no map",
         ),
     ],
 )

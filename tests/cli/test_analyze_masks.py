@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import vicinal
-from vicinal.cli.main import main
 from vicinal.attachment import get_priors
+from vicinal.cli.main import main
 
 
 def saved(folder, prior, moved=()):

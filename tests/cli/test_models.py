@@ -3,8 +3,10 @@ import json
 import pytest
 
 from vicinal import VicinalError
-from vicinal.attachment.coverage import NO_MEMORY, Finding, _look_at, look_at, page, read_notes
+from vicinal.attachment.coverage import NO_MEMORY, Finding, RefusedLayers, inspect_model, inspect_or_skip, read_notes
+from vicinal.attachment.coverage_page import coverage_page
 from vicinal.cli.main import main
+from vicinal.inspection import RefusalKind
 
 
 def test_lists_families_and_names(capsys):
@@ -30,14 +32,16 @@ def test_an_unknown_pattern_is_an_error(capsys, tmp_path):
 
 
 def test_one_model_is_looked_at():
-    finding = look_at("test_vit3", "vision_transformer", limit=10**7)
+    finding = inspect_model("test_vit3", "vision_transformer", limit=10**7)
     assert finding.served == {"Attention, 10 x 10 + 1 prefix": 9}
-    assert finding.left == {"AttentionPoolLatent: 1 queries see 101 keys, which have no common grid": 1}
+    (refused,) = finding.refused
+    assert (refused.module, refused.kind, refused.count) == ("AttentionPoolLatent", RefusalKind.SILENT, 1)
+    assert (refused.queries, refused.keys) == (1, 101)
     assert finding.image == (160, 160)
     assert not finding.missed
-    without = look_at("test_resnet", "resnet", limit=10**7)
-    assert (without.served, without.left, without.image) == ({}, {}, (160, 160))
-    large = look_at("test_vit", "vision_transformer", limit=1000)
+    without = inspect_model("test_resnet", "resnet", limit=10**7)
+    assert (without.served, without.refused, without.image) == ({}, (), (160, 160))
+    large = inspect_model("test_vit", "vision_transformer", limit=1000)
     assert large.skipped == "more than 0 M parameters"
     assert large.served == {}
 
@@ -46,20 +50,22 @@ def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monke
     out, notes = tmp_path / "docs" / "page.md", tmp_path / "runs" / "notes.jsonl"
     words = ["models", "test_vit*", "--coverage", "--out", str(out), "--notes", str(notes), "--limit", "0.4"]
     notes.parent.mkdir()
-    known = {"model": "test_vit2", "family": "f", "parameters": 1, "image": [8, 8], "left": {"A: over channels": 2}}
-    outdated = known | {"model": "test_vit", "timm": "0.9.0"}
-    notes.write_text(f'{json.dumps(known)}\n{json.dumps(outdated)}\n{{"model": "test_vit", "fam')  # was cut off here
+    refused = (RefusedLayers("A", RefusalKind.SPREAD, "it follows the image", 8, 8, 2),)
+    known = Finding("test_vit2", "f", 1, (8, 8), refused=refused).to_json()
+    outdated = Finding("test_vit", "f", 1, (8, 8), refused=refused, timm="0.9.0").to_json()
+    old_form = json.dumps({"model": "test_vit", "family": "f", "image": [8, 8], "left": {"A: over channels": 2}})
+    notes.write_text(f'{known}\n{outdated}\n{old_form}\n{{"model": "test_vit", "fam')  # was cut off here
     assert main(words) == 0
     assert capsys.readouterr().out == f"1 of 4 models take a prior; wrote {out}\n"
     found = {finding.model: finding for finding in read_notes(notes)}
     assert found["test_vit"].served == {"Attention, 10 x 10 + 1 prefix": 6}
-    assert found["test_vit2"].left == {"A: over channels": 2}  # not looked at again
+    assert found["test_vit2"].refused == refused  # not inspected again
     assert "M parameters" in found["test_vit3"].skipped
     text = out.read_text()
     assert "| vision_transformer | 1 | 1 | Attention (1) |  |" in text
-    assert "| f | 1 | 0 |  | A: over channels (1) |" in text
+    assert f"| f | 1 | 0 |  | A: {RefusalKind.SPREAD.value} (1) |" in text
 
-    monkeypatch.setattr("vicinal.attachment.coverage._Examiner.look_at", None)  # nothing is left to look at
+    monkeypatch.setattr("vicinal.attachment.coverage._Inspector.inspect", None)  # nothing is left to look at
     assert main(words) == 0
     assert out.read_text() == text
     monkeypatch.undo()
@@ -91,19 +97,26 @@ def test_every_way_to_say_that_memory_is_out_is_known(monkeypatch, error, skippe
     def fail(*_):
         raise error
 
-    monkeypatch.setattr("vicinal.attachment.coverage.look_at", fail)
-    assert _look_at("name", "family", 10).skipped == skipped
+    monkeypatch.setattr("vicinal.attachment.coverage.inspect_model", fail)
+    assert inspect_or_skip("name", "family", 10).skipped == skipped
 
 
 @pytest.mark.parametrize(
-    ("reason", "missed"),
+    ("kind", "queries", "keys", "short", "missed"),
     [
-        ("A: 1 queries see 17 keys, which have no common grid", False),
-        ("A: it attends over channels, which have no places", False),
-        ("A: its tokens are not those of the image, row by row", True),
+        (RefusalKind.SILENT, 1, 17, "one query", False),
+        (RefusalKind.SPREAD, 8, 8, RefusalKind.SPREAD.value, False),
+        (RefusalKind.POOLED, 64, 16, "fewer keys than queries", False),
+        (RefusalKind.POOLED, 16, 64, "more keys than queries", False),
+        (RefusalKind.WINDOWS, 1, 1, "one query", False),
+        (RefusalKind.WINDOWS, 16, 16, RefusalKind.WINDOWS.value, True),
+        (RefusalKind.IRREGULAR, 16, 16, RefusalKind.IRREGULAR.value, True),
     ],
 )
-def test_the_page_tells_attention_over_a_grid_that_was_missed(reason, missed):
-    finding = Finding("name", "family", 5, (8, 8), {}, False, {reason: 3})
-    assert finding.missed == missed
-    assert ("## Attention over a grid that takes none" in page([finding], 10**6)) == missed
+def test_the_page_tells_attention_over_a_grid_that_was_missed(kind, queries, keys, short, missed):
+    finding = Finding("name", "family", 5, (8, 8), refused=(RefusedLayers("A", kind, "a reason", queries, keys, 3),))
+    assert bool(finding.missed) == missed
+    text = coverage_page([finding], 10**6)
+    assert f"| family | 1 | 0 |  | A: {short} (1) |" in text
+    assert ("## Attention over a grid that takes none" in text) == missed
+    assert ("| name | A: a reason |" in text) == missed

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import vicinal
-from vicinal.attachment import patch_attention
 from vicinal.errors import VicinalError
+from vicinal.inspection import patch_attention
 from vicinal.mixing import Mixing, TransMix
 
 

@@ -4,7 +4,7 @@
     entropy(h)  = mean over images and queries q of  - sum_k A_h[q, k] log A_h[q, k],                k over all keys
 
 Distance as in Dosovitskiy et al., "An Image is Worth 16x16 Words", arXiv:2010.11929, Figure 7. Tokens without a place,
-such as the class token, are at no distance, so attention is normalised over patches first. Queries are the patches.
+such as the class token, are at no distance, so attention is normalized over patches first. Queries are the patches.
 Where a single query reads the image, as in CaiT's class layers, it has an entropy and no distance.
 """
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.analysis.attention_layers import AttentionLayer
-from vicinal.analysis.attention_reading import read_attention
+from vicinal.analysis.attention_reader import attention_reader
 from vicinal.errors import VicinalError
 
 __all__ = ["AttentionStatistics", "LayerStatistics", "attention_statistics"]
@@ -153,13 +153,14 @@ def attention_statistics(
         name: what to call the model; by default its architecture.
         batch_size: images at a time, which bounds the memory.
     """
-    found = read_attention(model, images, lambda _: _measure, name=name, batch_size=batch_size)
+    reader = attention_reader(model, images, name=name, batch_size=batch_size)
+    measured = reader.reduce(_measure)
     layers = []
-    for layer, values in zip(found.layers, found.values, strict=True):
+    for layer, values in zip(reader.layers, measured, strict=True):
         if not values[..., 4].isfinite().all():
             raise VicinalError(f"the attention of {layer.name} is not finite; are the images and the weights?")
-        measured = values.double().nanmean(0)  # over images
-        patches, pixels, uniform_patches, uniform_pixels, entropy, relative = measured.T.tolist()
+        figures = values.double().nanmean(0)  # over images
+        patches, pixels, uniform_patches, uniform_pixels, entropy, relative = figures.T.tolist()
         layers.append(
             LayerStatistics(
                 layer=layer.index + 1,
@@ -176,39 +177,52 @@ def attention_statistics(
                 relative_entropy=tuple(relative),
             )
         )
-    return AttentionStatistics(found.model, found.images, tuple(layers), found.left_out)
+    return AttentionStatistics(reader.model, len(measured[0]), tuple(layers), reader.left_out)
 
 
 def _measure(layer: AttentionLayer, weights: Tensor) -> Tensor:
-    """Of each image and head, `(n, heads, 6)`: distance in patches and in pixels, both again as if all keys were seen
-    alike, entropy and relative entropy.
+    """Returns six figures of each image and head, `(n, heads, 6)`.
+
+    They are the distance in patches and in pixels, both again for uniform attention, entropy and relative entropy.
     """
+    entropy = torch.special.entr(weights).sum(-1, keepdim=True)  # (n, windows, heads, queries, 1)
     if layer.single:
-        entropy = torch.special.entr(weights[:, 0, :, 0]).sum(-1, keepdim=True)
+        entropy = entropy.mean((1, 3))
         no_distance = entropy.new_full((1,), math.nan).expand(*entropy.shape[:2], 4)
         return torch.cat([no_distance, entropy, entropy / math.log(layer.keys)], -1)
-    entropy = torch.special.entr(weights[..., layer.prefix :, :]).sum(-1, keepdim=True)
-    weights = weights[..., layer.prefix :, layer.prefix :]
-    lengths, padding = _lengths(layer).to(weights), layer.padding.to(weights.device)
-    # Models hide what came into a window over the image's edge, and some hide padding.
-    shown = ~(layer.rolled.to(weights.device) | padding[:, None]) | (weights.amax((0, 2)) > HIDDEN)
-    most = (layer.prefix + shown.sum(-1)).log()
-    seen = torch.einsum("nwhqk,wqkm->nwhqm", weights, lengths)
-    alike = torch.einsum("wqk,wqkm->wqm", shown.to(weights), lengths)[:, None].expand_as(seen)
-    distance, uniform = (each[..., :2] / each[..., 2:] for each in (seen, alike))
-    by_query = torch.cat([distance, uniform, entropy, entropy / most[:, None, :, None]], -1)
-    # Left out: padding, and 0 / 0 of a query that looks at no patch or has one key to look at.
-    return by_query.masked_fill(padding[:, None, :, None], math.nan).nanmean((1, 3))
+    lengths, visible = _lengths(layer).to(weights), _visible(layer, weights)
+    attended = torch.einsum("nwhqk,wqkm->nwhqm", weights, lengths)
+    uniform = torch.einsum("wqk,wqkm->wqm", visible.to(weights), lengths)[:, None].expand_as(attended)
+    distances = [each[..., :2] / each[..., 2:] for each in (attended, uniform)]
+    highest = visible.sum(-1).log()[:, None, :, None]
+    by_query = torch.cat([*distances, entropy, entropy / highest], -1)
+    # NaN: queries without a place, and 0 / 0 of a query that attends to no patch or can attend to one key only.
+    placed = layer.placed.to(weights.device)[:, None, :, None]
+    return by_query.masked_fill(~placed, math.nan).nanmean((1, 3))
+
+
+def _visible(layer: AttentionLayer, weights: Tensor) -> Tensor:
+    """Returns which keys each query can attend to, bool `(windows, queries, keys)`.
+
+    Models mask pairs of tokens that came into a window across the image's edge, and some mask padding. Such a pair
+    counts if it gets any attention. A key without a place in any window counts if any query of the window attends to
+    it.
+    """
+    highest = weights.amax((0, 2))
+    nowhere = ~(layer.placed.any(0) | (highest.amax(1) > HIDDEN).cpu())
+    hidden = layer.wrapped | layer.padding[:, None]
+    return ~nowhere.to(weights.device)[:, None] & (~hidden.to(weights.device) | (highest > HIDDEN))
 
 
 def _lengths(layer: AttentionLayer) -> Tensor:
-    """For each pair of patches of each window, `(windows, queries, keys, 3)`: their distance in patches, in pixels, and
-    1; all 0 with padding.
+    """Returns distance in patches, distance in pixels, and 1 for each pair of patches, `(windows, queries, keys, 3)`.
+
+    All three are 0 where one of the tokens has no place.
     """
-    places = torch.stack([layer.cells // layer.size[1], layer.cells % layer.size[1]], -1).double()
+    places = layer.cells.coordinates.double()
     offsets = places[:, :, None] - places[:, None]
     pixels = offsets * torch.tensor(layer.patch, dtype=torch.float64)
-    pairs = (~(layer.padding[:, :, None] | layer.padding[:, None])).double()
+    pairs = (layer.placed[:, :, None] & layer.placed[:, None]).double()
     return torch.stack([offsets.norm(dim=-1) * pairs, pixels.norm(dim=-1) * pairs, pairs], -1)
 
 

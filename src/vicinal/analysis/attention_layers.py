@@ -1,130 +1,152 @@
-"""Where the tokens of each attention layer sit: patches are cells of a map of the image.
+"""The attention layers that can be read as maps of the image, and where their tokens sit.
 
-Windows are traced back to the cells that they were cut from, so that shifted, padded and dilated ones are no special
-case for those who read attention.
+Tokens can be in any order, and some have no place: class tokens, registers, padding. Everything here is indexed by
+`Cells`, so that shifted, padded and dilated windows need no case of their own.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vicinal.attachment.choosing import Layers, choose
-from vicinal.attachment.examining import disturbed
-from vicinal.attachment.mapping import grid_of_one_query
-from vicinal.attachment.ordering import find_places
-from vicinal.attachment.placing import LeftAlone, Site
-from vicinal.attachment.running import Runner
-from vicinal.attachment.tapping import tap
-from vicinal.attachment.tiling import Places
+from vicinal.cells import Cells
 from vicinal.errors import VicinalError
-from vicinal.grid import Grid
+from vicinal.inspection.attention_tap import find_attention
+from vicinal.inspection.layer_selection import Layers, select_layers
+from vicinal.inspection.model_inspection import Inspection
+from vicinal.inspection.patch_attention import check_has_map, reads_image
+from vicinal.inspection.sites import AttentionSite
 
 __all__ = ["AttentionLayer", "find_layers"]
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionLayer:
-    """One attention layer, and where its tokens sit."""
+    """One attention layer that has a map, and where its tokens sit."""
 
     index: int
     """Among the model's attention layers, from 0."""
-    name: str
-    heads: int
-    places: Places
-    """Where its patches are in the image."""
-    prefix: int
-    """Tokens without a place: class, distillation, registers."""
-    window: tuple[int, int]
-    """Rows and columns of a window; all of them where attention is global."""
+    site: AttentionSite
+    cells: Cells
+    """Cells of the keys; the queries are in the same ones, unless a single query reads the image."""
     single: bool
     """Whether one query reads the image, as in CaiT's class layers and attention pooling; else all tokens do."""
     image: tuple[int, int]
     """Height and width of the images, in pixels."""
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Rows and columns of the map that its patches are cells of."""
-        return self.places.size
+    def name(self) -> str:
+        """Name of the site."""
+        return self.site.name
 
     @property
-    def cells(self) -> Tensor:
-        """Cell of each patch, row by row, `(windows, patches)`; one past the last cell for padding."""
-        return self.places.cells
+    def heads(self) -> int:
+        """Number of attention maps that a tap reads here: one for each head of each softmax."""
+        combined = self.site.softmaxes > 1 and not self.site.fused  # read where they meet the values, as one
+        return self.site.head_layout.logit_heads * (1 if combined else len(self.site.steps))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows and columns of the map."""
+        return self.cells.rows, self.cells.columns
 
     @property
     def patch(self) -> tuple[float, float]:
-        """Height and width of a patch, in pixels."""
+        """Height and width of a cell, in pixels."""
         return self.image[0] / self.size[0], self.image[1] / self.size[1]
 
     @property
     def windows(self) -> int:
-        """Into how many the map is cut; 1 where attention is global."""
-        return self.cells.shape[0]
+        """Number of windows that the map is cut into; 1 where attention is global."""
+        return self.cells.windows
 
     @property
     def keys(self) -> int:
-        """Tokens that a query may look at."""
-        return self.prefix + self.cells.shape[1]
+        """Number of tokens that a query can attend to, those without a place included."""
+        return self.cells.tokens
+
+    @property
+    def placed(self) -> Tensor:
+        """Returns which tokens of each window have a place in the image, bool `(windows, tokens)`."""
+        return self.cells.index >= 0
+
+    @property
+    def prefix(self) -> int:
+        """Number of tokens that have no place in any window: class, distillation, registers."""
+        return int((~self.placed).all(0).sum())
 
     @property
     def padding(self) -> Tensor:
-        """Which patches of each window are none of the image: `(windows, patches)`."""
-        return self.places.padding
+        """Returns which tokens are patches in other windows and have no place in theirs, bool `(windows, tokens)`."""
+        return ~self.placed & self.placed.any(0)
 
     @property
-    def rolled(self) -> Tensor:
-        """Which pairs of patches came into one window over the image's edge: `(windows, patches, patches)`.
+    def wrapped(self) -> Tensor:
+        """Returns which pairs of tokens came into one window across the image's edge, bool `(windows, tokens, tokens)`.
 
-        One is above or to the left of the other in the window, and not so in the image.
+        Rows, or columns, of a window that are further apart than those of other windows are on two sides of the edge.
         """
-        in_image = torch.stack([self.cells // self.size[1], self.cells % self.size[1]], -1)
-        in_window = Grid(*self.window).coordinates().expand_as(in_image)
-        order = [(at[:, :, None] - at[:, None]).sign() for at in (in_image, in_window)]
-        return (order[0] != order[1]).any(-1)
+        pairs = torch.zeros(self.windows, self.keys, self.keys, dtype=torch.bool)
+        for axis in (0, 1):
+            lines = self.cells.coordinates[..., axis].contiguous()
+            used = [each[each >= 0].unique() for each in lines]
+            step = min((int(each.diff().min()) for each in used if len(each) > 1), default=1)
+            for window, (line, own) in enumerate(zip(lines, used, strict=True)):
+                starts = own[1:][own.diff() > step]  # first line behind each gap
+                side = torch.bucketize(line, starts, right=True)
+                pairs[window] |= side[:, None] != side
+        both = self.placed[:, :, None] & self.placed[:, None]
+        return pairs & both
 
-    def laid(self, seen: Tensor) -> Tensor:
-        """Attention to each patch of each window, `(n, windows, heads, patches)`, on the map: `(n, heads, cells)`."""
-        return self.places.laid(seen.transpose(1, 2)).flatten(-2)
+    @property
+    def order(self) -> Tensor:
+        """Returns the token at each position of the map's sequence, `(tokens,)`, where attention is global.
 
-    def whole(self, weights: Tensor) -> Tensor:
-        """Weights of each window, `(n, windows, queries, keys)`, over all tokens: `(n, tokens, tokens)`, as a copy.
-
-        What goes to padding is left out, as is what padding looks at.
+        Tokens without a place come first, then the cells, row by row.
         """
-        if self.windows == 1 and not bool(self.padding.any()):
-            return weights[:, 0].clone()
+        return self.cells.index[0].argsort(stable=True)
+
+    def over_all_tokens(self, weights: Tensor) -> Tensor:
+        """Returns weights of all windows, `(n, windows, queries, keys)`, as one matrix each: `(n, tokens, tokens)`.
+
+        Tokens are in the order of the map, those without a place first. Padding is left out. A copy is returned.
+        """
+        if self.windows == 1:
+            order = self.order.to(weights.device)
+            return weights[:, 0].index_select(1, order).index_select(2, order)
         cells = self.size[0] * self.size[1]
-        whole = weights.new_zeros(len(weights), cells + 1, cells + 1)
-        whole[:, self.cells[:, :, None], self.cells[:, None]] = weights
-        return whole[:, :-1, :-1].contiguous()
+        index = torch.where(self.placed, self.cells.index, cells).to(weights.device)
+        pairs = (index[:, :, None] * (cells + 1) + index[:, None]).flatten()
+        whole = weights.new_zeros(len(weights), (cells + 1) ** 2).index_add(1, pairs, weights.flatten(1))
+        square: Tensor = whole.unflatten(1, (cells + 1, cells + 1))
+        times = index.flatten().bincount(minlength=cells + 1)[:cells, None].clamp(min=1)  # windows can overlap
+        return square[:, :cells, :cells] / times
 
 
 def find_layers(
-    run: Runner, layers: Layers | None, check: Callable[[AttentionLayer], object]
+    inspection: Inspection, layers: Layers | None, check: Callable[[AttentionLayer], object]
 ) -> tuple[list[AttentionLayer], dict[str, str]]:
-    """The layers asked for, in the order in which they run; and why others are left out, by name.
+    """Returns the layers that are asked for, in the order in which they run; and why others are left out, by name.
 
     Args:
-        run: the model, in evaluation mode, and the images that it takes; it runs on noise.
-        layers: as for `tap`. All by default, and then those that have no map are left out; one that is asked for and
-            has none is an error.
-        check: raises for a layer that is of no use for other reasons.
+        inspection: of the model.
+        layers: as for `tap`. All by default; those that have no map are then left out.
+        check: raises VicinalError for a layer that is of no use for other reasons.
+
+    Raises:
+        VicinalError: if a layer is asked for and has no map, or if no layer is left.
     """
-    sites = tap(run.model, None, example=run.noise(1)).layers
-    chosen = {site.name for site in choose(sites, layers)}
-    places, wrong = _places(sites, chosen, run)
+    sites = find_attention(inspection.runner.model, None, None, inspection).sites
+    chosen = select_layers(sites, layers)
     found, left_out = [], {}
     for index, site in enumerate(sites):
-        if site.name not in chosen:
+        if site not in chosen:
             continue
         try:
-            if site.name in wrong:
-                raise VicinalError(f"the attention of {site.name} has no map: {wrong[site.name]}")
-            layer = _layer(index, site, run, places)
+            check_has_map(site)
+            assert isinstance(site.keys, Cells)
+            layer = AttentionLayer(index, site, site.keys, reads_image(site), inspection.runner.image)
             check(layer)
             found.append(layer)
         except VicinalError as error:
@@ -132,49 +154,6 @@ def find_layers(
                 raise
             left_out[site.name] = str(error)
     if not found:
-        raise VicinalError(f"nothing to look at in {type(run.model).__name__}: {left_out[sites[-1].name]}")
+        kind = type(inspection.runner.model).__name__
+        raise VicinalError(f"{kind} has no attention layer to read: {left_out[sites[-1].name]}")
     return found, left_out
-
-
-def _places(sites: list[Site | LeftAlone], chosen: set[str], run: Runner) -> tuple[dict[str, Places], dict[str, str]]:
-    """Where the patches of layers are, and why that of others cannot be told; by name.
-
-    All layers of a class are asked if one of them is chosen, since what one shows may help with another; of those with
-    global attention the first of each shape, which has mixed the image least.
-    """
-    own = [site for site in sites if isinstance(site, Site)]
-    classes = {type(site.module) for site in own if site.name in chosen}
-    asked, first = list[Site](), dict[str, str]()
-    shapes: dict[tuple[Any, ...], str] = {}
-    for site in own:
-        if type(site.module) not in classes:
-            continue
-        shape = (type(site.module), site.call.logits) if site.windows == 1 else (site.name,)
-        first[site.name] = shapes.setdefault(shape, site.name)
-        if first[site.name] == site.name:
-            asked.append(site)
-    places, wrong = find_places(asked, run.image, functools.partial(disturbed, run))
-    return (
-        {name: places[one] for name, one in first.items() if one in places},
-        {name: wrong[one] for name, one in first.items() if one in wrong},
-    )
-
-
-def _layer(index: int, site: Site | LeftAlone, run: Runner, places: dict[str, Places]) -> AttentionLayer:
-    if isinstance(site, Site):
-        grid, heads, own = site.grid, site.heads, places[site.name]
-    else:
-        if not (len(site.logits) == 4 and site.logits[-2] == 1 < site.logits[-1]):
-            raise VicinalError(f"the attention of {site.name} has no map: {site.reason}")
-        grid, heads = grid_of_one_query(site, run.image), site.logits[-3]
-        own = Places((grid.height, grid.width), torch.arange(grid.patches)[None])
-    return AttentionLayer(
-        index=index,
-        name=site.name,
-        heads=heads,
-        places=own,
-        prefix=grid.prefix,
-        window=(grid.height, grid.width),
-        single=isinstance(site, LeftAlone),
-        image=run.image,
-    )

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vicinal.analysis.attention_layers import AttentionLayer
 from vicinal.analysis.attention_queries import Query, check_query, patch_in, query_in
-from vicinal.analysis.attention_reading import Reduce, read_attention
-from vicinal.attachment.choosing import Layers
+from vicinal.analysis.attention_reader import attention_reader
 from vicinal.errors import VicinalError, unknown
+from vicinal.inspection.layer_selection import Layers
 
 __all__ = ["AttentionMap", "attention_maps", "write_maps"]
 
@@ -119,35 +119,31 @@ def attention_maps(
     """
     check_query(query)
     chosen = _heads(heads)
-    queries: dict[str, Query] = {}
-
-    def prepare(found: list[AttentionLayer]) -> Reduce:
-        for layer in found:
-            queries[layer.name] = patch_in(layer, query_in(model, layer, query), found[0])
-            wrong = [head for head in chosen or () if not -layer.heads <= head < layer.heads]
-            if wrong:
-                raise VicinalError(f"unknown head {wrong[0]}: {layer.name} has {layer.heads}, 0 to {layer.heads - 1}")
-        return keep
-
-    def keep(layer: AttentionLayer, weights: Tensor) -> Tensor:
-        seen = _seen(layer, weights, queries[layer.name]).reshape(len(weights), layer.heads, *layer.size)
-        if heads == "mean":
-            return seen.mean(1, keepdim=True)
-        return seen if chosen is None else seen[:, chosen]
-
-    found = read_attention(
+    reader = attention_reader(
         model,
         images,
-        prepare,
         layers=layers,
         check=lambda layer: query_in(model, layer, query),
         name=name,
         batch_size=batch_size,
     )
+    first, queries = reader.layers[0], dict[str, Query]()
+    for layer in reader.layers:
+        queries[layer.name] = patch_in(layer, query_in(model, layer, query), first)
+        wrong = [head for head in chosen or () if not -layer.heads <= head < layer.heads]
+        if wrong:
+            raise VicinalError(f"unknown head {wrong[0]}: {layer.name} has {layer.heads}, 0 to {layer.heads - 1}")
+
+    def keep(layer: AttentionLayer, weights: Tensor) -> Tensor:
+        attended = _attention_of_query(layer, weights, queries[layer.name])
+        if heads == "mean":
+            return attended.mean(1, keepdim=True)
+        return attended if chosen is None else attended[:, chosen]
+
     maps = []
-    for layer, values in zip(found.layers, found.values, strict=True):
+    for layer, values in zip(reader.layers, reader.reduce(keep), strict=True):
         shown = None if heads == "mean" else tuple(head % layer.heads for head in chosen or range(layer.heads))
-        maps.append(AttentionMap(found.model, layer.name, queries[layer.name], shown, values))
+        maps.append(AttentionMap(reader.model, layer.name, queries[layer.name], shown, values))
     return maps
 
 
@@ -163,16 +159,23 @@ def _heads(heads: Sequence[int] | int | str | None) -> list[int] | None:
     return chosen
 
 
-def _seen(layer: AttentionLayer, weights: Tensor, query: Query) -> Tensor:
-    """What a query sees of each cell, `(n, heads, cells)`, of weights `(n, windows, heads, queries, keys)`."""
-    to_patches = weights[..., layer.prefix :]
+def _attention_of_query(layer: AttentionLayer, weights: Tensor, query: Query) -> Tensor:
+    """Returns how much a query attends to each cell, `(n, heads, rows, columns)`.
+
+    Args:
+        layer: where the weights come from.
+        weights: `(n, windows, heads, queries, keys)`.
+        query: one that the layer has. Where every window has a class token, `class` is the mean over them.
+    """
+    share = torch.zeros(weights.shape[1], weights.shape[3])  # of each query token in the result
     if query == "class":
-        return to_patches[:, 0, :, 0]
-    if query == "mean":
-        real = (~layer.padding).to(weights)
-        return layer.laid(torch.einsum("nwhqk,wq->nwhk", to_patches[..., layer.prefix :, :], real)) / real.sum()
-    row, column = query
-    window, patch = (layer.cells == row * layer.size[1] + column).nonzero()[0].tolist()
-    seen = weights.new_zeros(len(weights), layer.windows, layer.heads, layer.cells.shape[1])
-    seen[:, window] = to_patches[:, window, :, layer.prefix + patch]
-    return layer.laid(seen)
+        share[:, 0] = 1
+    elif query == "mean":
+        share[layer.placed] = 1
+    else:
+        row, column = query
+        share[layer.cells.index == row * layer.size[1] + column] = 1
+    tokens = share.any(0).nonzero()[:, 0]  # no other rows are computed with
+    share = (share / share.sum())[:, tokens].to(weights)
+    attended = torch.einsum("nwhqk,wq->nhwk", weights[..., tokens.to(weights.device), :], share)
+    return layer.cells.to_map(attended)

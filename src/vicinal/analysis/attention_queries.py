@@ -5,8 +5,8 @@ from typing import Any, Literal
 from torch import nn
 
 from vicinal.analysis.attention_layers import AttentionLayer
-from vicinal.attachment.mapping import classifies_by_token, has_class_token
 from vicinal.errors import VicinalError, unknown
+from vicinal.inspection.patch_attention import classifies_by_token, has_class_token
 
 __all__ = ["Query", "check_query", "patch_in", "query_in"]
 
@@ -15,23 +15,27 @@ Query = Literal["class", "mean"] | tuple[int, int]
 
 
 def check_query(query: Any) -> None:
-    """Raise for what is no query in any layer."""
+    """Raises VicinalError for what is not a query in any layer."""
     if isinstance(query, str) and query not in ("class", "mean"):
         raise unknown("query", query, ("class", "mean"))
     patch = isinstance(query, tuple | list) and len(query) == 2 and all(isinstance(place, int) for place in query)
     if not (query is None or isinstance(query, str) or patch):
-        raise VicinalError(f"query is 'class', 'mean' or row and column of a patch, given {query!r}")
+        raise VicinalError(f"query must be 'class', 'mean' or row and column of a patch, got {query!r}")
 
 
 def query_in(model: nn.Module, layer: AttentionLayer, query: Query | None) -> Query:
-    """The query that is meant in a layer; raises if there is none of it.
+    """Returns the query that is meant in a layer.
 
-    By default it is what the model classifies by, as in `vicinal.attachment.patch_attention`: a query that reads the
+    By default it is what the model classifies by, as in `vicinal.inspection.patch_attention`: a query that reads the
     whole image, the class token, or the mean.
+
+    Raises:
+        VicinalError: if the layer has no such query.
     """
-    has_token = layer.single or has_class_token(model, layer.prefix)
+    has_token = layer.single or has_class_token(model, layer.site)
     if query is None:
-        return "class" if has_token and (layer.single or classifies_by_token(model)) else "mean"
+        reads_token = layer.single or (has_token and layer.windows == 1 and classifies_by_token(model))
+        return "class" if reads_token else "mean"
     if query == "class" and not has_token:
         raise VicinalError(f"{layer.name} has no class token; use query='mean'")
     if query != "class" and layer.single:
@@ -40,13 +44,17 @@ def query_in(model: nn.Module, layer: AttentionLayer, query: Query | None) -> Qu
 
 
 def patch_in(layer: AttentionLayer, query: Query, first: AttentionLayer) -> Query:
-    """A patch of the first layer's grid in that of another; raises if there is no such patch."""
+    """Returns the patch of a layer's map that holds a patch of the first layer's map; other queries as they are.
+
+    Raises:
+        VicinalError: if the first layer has no such patch.
+    """
     if isinstance(query, str):
         return query
     (row, column), (rows, columns) = query, first.size
     if not (0 <= row < rows and 0 <= column < columns):
         raise VicinalError(
-            f"{first.name} has a grid of {rows} x {columns} patches; a query is a row from 0 to {rows - 1} and a "
-            f"column from 0 to {columns - 1}, given {row} {column}"
+            f"{first.name} has a grid of {rows} x {columns} patches; a query must be a row from 0 to {rows - 1} and a "
+            f"column from 0 to {columns - 1}, got {row} {column}"
         )
     return row * layer.size[0] // rows, column * layer.size[1] // columns

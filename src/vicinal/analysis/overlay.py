@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vicinal.analysis.attention_drawing import Panel, draw_panels
-from vicinal.attachment import patch_attention
+from vicinal.inspection import patch_attention
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,7 +24,7 @@ def attention_map(model: nn.Module, images: Tensor) -> Tensor:
     >>> attention_map(model.eval(), torch.randn(2, 3, 32, 48)).shape
     torch.Size([2, 8, 12])
 
-    Whose attention it is, `vicinal.attachment.patch_attention` says.
+    Whose attention it is, `vicinal.inspection.patch_attention` says.
 
     Args:
         model: any vision transformer.

@@ -1,6 +1,6 @@
 """Attention rollout: what a query sees of the image through all layers, if attention and skips were all there is.
 
-    R = A'_L ... A'_2 A'_1,    A'_l = normalised over keys (1/2 mean over heads of A_l + 1/2 identity)
+    R = A'_L ... A'_2 A'_1,    A'_l = normalized over keys (1/2 mean over heads of A_l + 1/2 identity)
 
 Abnar and Zuidema, "Quantifying Attention Flow in Transformers", arXiv:2005.00928. The product is taken as the layers
 run, so one layer's attention is in memory at a time.
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from vicinal.analysis.attention_layers import AttentionLayer
 from vicinal.analysis.attention_maps import AttentionMap
 from vicinal.analysis.attention_queries import Query, check_query, patch_in, query_in
-from vicinal.analysis.attention_reading import Reduce, read_attention
-from vicinal.attachment.choosing import Layers
+from vicinal.analysis.attention_reader import attention_reader
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
+from vicinal.inspection.layer_selection import Layers
 
 __all__ = ["rollout"]
 
@@ -29,7 +29,7 @@ def rollout(
     name: str | None = None,
     batch_size: int = 32,
 ) -> AttentionMap:
-    """Roll attention out through a model's layers.
+    """Returns the map of attention multiplied through a model's layers.
 
     >>> import torch, vicinal
     >>> from vicinal.analysis.rollout import rollout
@@ -39,8 +39,8 @@ def rollout(
     ('rollout of 2 layers, blocks.0.attn to blocks.1.attn', torch.Size([4, 8, 12]))
 
     The model runs as in evaluation, with its fused attention. Windows are put back where they were cut from. Layers in
-    which a single query reads the image, as CaiT's class layers, go on with that query: its skip leads to a token that
-    is no patch, so their share is lost to the map.
+    which a single query reads the image, as CaiT's class layers, go on with that query: its residual path leads to a
+    token that is not a patch, so that share is not on the map.
 
     Args:
         model: any vision transformer whose layers are on one grid; it is left as it was.
@@ -51,57 +51,61 @@ def rollout(
         batch_size: images at a time, which bounds the memory.
     """
     check_query(query)
-    product = _Product(model, query)
-    found = read_attention(
-        model, images, product.prepare, layers=_every if layers is None else layers, name=name, batch_size=batch_size
-    )
-    names = [layer.name for layer in found.layers]
+    asked = _every_layer if layers is None else layers
+    reader = attention_reader(model, images, layers=asked, name=name, batch_size=batch_size)
+    product = _Product(model, reader.layers, query)
+    names = [layer.name for layer in reader.layers]
     what = f"{len(names)} layers, {names[0]} to {names[-1]}" if len(names) > 1 else names[0]
-    values = found.values[-1].unflatten(1, product.first.size)[:, None]
-    return AttentionMap(found.model, f"rollout of {what}", product.query, None, values)
+    values = reader.reduce(product.multiply)[-1].unflatten(1, product.first.size)[:, None]
+    return AttentionMap(reader.model, f"rollout of {what}", product.query, None, values)
 
 
 class _Product:
-    """The product so far, of a batch of images; a batch begins with the first layer."""
+    """The product so far, of a batch of images; a batch begins with the first layer.
 
-    first: AttentionLayer
-    query: Query
+    Args:
+        model: that the layers are of.
+        layers: those to multiply.
+        query: whose row of the product is asked for; None for what the model classifies by.
+
+    Raises:
+        VicinalError: if the layers cannot be multiplied, or there is no such query.
+    """
+
     tokens: Tensor
-    """What each token sees of those before the first layer, `(n, tokens, tokens)`."""
+    """How much each token attends to those before the first layer, `(n, tokens, tokens)`, in the order of the map."""
     reader: Tensor
-    """What the single query that reads the image sees of them, `(n, tokens)`."""
+    """How much the single query that reads the image attends to them, `(n, tokens)`."""
 
-    def __init__(self, model: nn.Module, query: Query | None) -> None:
-        self.model, self.asked = model, query
-
-    def prepare(self, layers: list[AttentionLayer]) -> Reduce:
-        """Raise if layers cannot be multiplied, or nobody asks."""
+    def __init__(self, model: nn.Module, layers: list[AttentionLayer], query: Query | None) -> None:
         self.first = layers[0]
         if self.first.single:
-            raise VicinalError("rollout needs layers in which patches look at patches; choose others with layers=")
+            raise VicinalError("rollout needs layers in which patches attend to patches; choose others with layers=")
         for layer in layers:
+            if layer.windows > 1 and (layer.single or layer.prefix):
+                raise VicinalError(f"rollout cannot follow {layer.name}: its windows have tokens of their own")
             if not _fits(self.first, layer):
                 raise VicinalError(
                     f"rollout needs layers on one grid: {_grid(self.first)}, {_grid(layer)}; choose layers that are, "
                     f"such as {', '.join(str(each.index) for each in _last(layers))}"
                 )
-        asked = query_in(self.model, layers[-1], self.asked) if self.asked is None else self.asked
+        asked = query_in(model, layers[-1], query) if query is None else query
         self.by_reader = asked == "class" and layers[-1].single
         if not self.by_reader:
-            asked = patch_in(self.first, query_in(self.model, self.first, asked), self.first)
-        self.query = asked
-        return self.multiply
+            asked = patch_in(self.first, query_in(model, self.first, asked), self.first)
+        self.query: Query = asked
 
     def multiply(self, layer: AttentionLayer, weights: Tensor) -> Tensor:
-        """Take a layer in, and give what the query sees of each cell so far: `(n, cells)`."""
-        seen = weights.mean(2)
+        """Multiplies by a layer's weights, and returns how much the query attends to each cell so far, `(n, cells)`."""
+        weights = weights.mean(2)
         if layer.single:
+            seen = weights[:, 0, 0, layer.order.to(weights.device)]
             own = max(layer.keys - self.tokens.shape[1], 0)
-            itself, others = seen[:, 0, 0, :own].sum(1, keepdim=True), seen[:, 0, 0, own:]
+            itself, others = seen[:, :own].sum(1, keepdim=True), seen[:, own:]
             mixed = torch.einsum("nk,nkt->nt", others, self.tokens[:, -others.shape[1] :]) + itself * self.reader
             self.reader = (mixed + self.reader) / 2
         else:
-            step = layer.whole(seen)
+            step = layer.over_all_tokens(weights)
             step.diagonal(dim1=-2, dim2=-1).add_(1)
             step /= step.sum(-1, keepdim=True)
             self.tokens = step if layer is self.first else step @ self.tokens
@@ -118,20 +122,20 @@ class _Product:
         return self.tokens[:, prefix + row * self.first.size[1] + column, prefix:]
 
 
-def _every(index: int, name: str) -> bool:
-    """All layers, none of which may be left out."""
+def _every_layer(index: int, name: str) -> bool:
+    """Selects all layers; those that are asked for cannot be left out."""
     return True
 
 
 def _fits(first: AttentionLayer, layer: AttentionLayer) -> bool:
-    """Whether a layer can be rolled out behind the first one."""
+    """Returns whether a layer can be rolled out behind the first one."""
     more = layer.prefix - first.prefix
-    # A query that reads the image may see itself, and may leave out tokens that are no patches.
+    # A query that reads the image can attend to itself, and can leave out tokens that are not patches.
     return layer.size == first.size and (more == 0 or (layer.single and more <= 1))
 
 
 def _last(layers: list[AttentionLayer]) -> list[AttentionLayer]:
-    """The last ones that can be rolled out together."""
+    """Returns the last layers that can be rolled out together."""
     found: list[AttentionLayer] = []
     for layer in layers:
         if found and _fits(found[0], layer):

@@ -5,28 +5,27 @@ product of queries and keys set to zero, what reaches the softmax is the bias, a
 the same for every image, that is a table.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from vicinal.attachment import get_priors
-from vicinal.attachment.finding import PRODUCTS, SOFTMAXES, calls_of, heads_third
-from vicinal.attachment.placing import LeftAlone, Site, place
-from vicinal.attachment.running import ImageSize, Runner, quietly, runner_for
-from vicinal.attachment.swapping import without_priors
+from vicinal.attention.multi_head import multi_head
 from vicinal.errors import VicinalError
+from vicinal.inspection.attention_mode import BADDBMMS, AttentionMode, FusedCall
+from vicinal.inspection.model_inspection import inspect_runner, without_priors
+from vicinal.inspection.model_runner import ImageSize, ModelRunner, eval_without_side_effects, make_runner
+from vicinal.inspection.sites import AttentionSite
 from vicinal.priors.base import Prior
 
 __all__ = ["LayerTable", "tables_of"]
 
 IMAGES = 2  # different ones, to tell a bias from what depends on the image
-SAME = 1e-5  # of the largest value: differences that rounding may make
+ROUNDING = 1e-5  # of the largest value
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +56,7 @@ class LayerTable:
 
 
 def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[LayerTable]:
-    """Every table of a model, layer by layer; where a layer has a scale and a bias, the scale first.
+    """Returns every table of a model, layer by layer; where a layer has a scale and a bias, the scale first.
 
     >>> import vicinal
     >>> from vicinal.analysis.tables import tables_of
@@ -67,23 +66,26 @@ def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[La
 
     Args:
         model: one with priors, or with relative position biases of its own, such as Swin, BEiT or timm's
-            `vit_relpos_*`; it runs twice on noise.
+            `vit_relpos_*`; it runs on noise.
         img_size: height and width of the images; by default what the model declares.
+
+    Raises:
+        VicinalError: if there is none.
     """
-    run = runner_for(model, img_size)
+    runner = make_runner(model, img_size)
     order = {name: number for number, (name, _) in enumerate(model.named_modules())}
     with torch.no_grad():
         found = [table for name, prior in get_priors(model).items() for table in _of_prior(name, prior)]
-        own, left_alone = _own_biases(run)
+        own, refused = _own_biases(runner)
         found += own
     if not found:
-        others = f"; {_not_looked_into(left_alone)}" if left_alone else ""
+        others = f"; {_not_looked_into(refused)}" if refused else ""
         raise VicinalError(
             f"{type(model).__name__} has no table: it carries no prior, and no attention layer of it adds a bias that "
             f"differs by offset{others}. Take a model with one, as `vicinal train --prior rpe` makes, or such as Swin "
             "or BEiT"
         )
-    return sorted(found, key=lambda table: order.get(table.name, -1))
+    return sorted(found, key=lambda table: order.get(table.name.partition("#")[0], -1))
 
 
 def _of_prior(name: str, prior: Prior) -> list[LayerTable]:
@@ -101,80 +103,108 @@ def _of_prior(name: str, prior: Prior) -> list[LayerTable]:
     return found
 
 
-def _not_looked_into(layers: list[LeftAlone]) -> str:
-    """Which layers may have a bias that was not seen, and why; one for each reason."""
+def _not_looked_into(sites: Sequence[AttentionSite]) -> str:
+    """Returns which layers could have a bias that was not read, and why; one for each reason."""
     names: dict[str, list[str]] = {}
-    for layer in layers:
-        names.setdefault(layer.reason, []).append(layer.name)
+    for site in sites:
+        names.setdefault(site.reason, []).append(site.name)
     each = (
         f"{its[0]}{f' and {len(its) - 1} more' if len(its) > 1 else ''} ({reason})" for reason, its in names.items()
     )
     return f"not looked into: {', '.join(each)}"
 
 
-def _own_biases(run: Runner) -> tuple[list[LayerTable], list[LeftAlone]]:
-    """Tables of biases that are no priors of ours; and the layers that may have others."""
-    with quietly(run.model), without_priors(run.model):
-        images = run.noise(IMAGES)
-        sites = place(run.model, calls_of(run.model, lambda: run(images)), IMAGES, run.image)
-        readers = [_BiasReader(site) for site in sites if isinstance(site, Site)]
-        hooks: list[Any] = [reader.site.module.register_forward_pre_hook(reader.open) for reader in readers]
-        hooks += [reader.site.module.register_forward_hook(reader.close, always_call=True) for reader in readers]
-        try:
-            run(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        found = [reader.found for reader in readers if reader.found is not None]
-        return found, [site for site in sites if isinstance(site, LeftAlone)]
+def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSite]]:
+    """Returns tables of biases that are not our priors; and the sites that could have others."""
+    inspection = inspect_runner(runner)
+    readers = [_BiasReader(site) for site in inspection.served]
+    hooks: list[Any] = [reader.site.module.register_forward_pre_hook(reader.open) for reader in readers]
+    hooks += [reader.site.module.register_forward_hook(reader.close, always_call=True) for reader in readers]
+    try:
+        with eval_without_side_effects(runner.model), without_priors(runner.model):
+            runner(runner.noise(IMAGES))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [reader.table for reader in readers if reader.table is not None], inspection.refused
 
 
-class _BiasReader(TorchFunctionMode):
-    """Reads what one attention module adds to its logits, which it sets to zero before."""
+class _BiasReader(AttentionMode):
+    """Reads what one site adds to its logits: its product is set to zero, so the bias alone reaches the softmax."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: AttentionSite) -> None:
         super().__init__()
         self.site = site
-        self.seen: list[Tensor] = []
-        self.found: LayerTable | None = None
+        self.products = self.softmaxes = self.fused = 0
+        self.biases: list[Tensor] = []
+        """What was added in each step, `(images, windows, heads, queries, keys)`."""
+        self.table: LayerTable | None = None
 
     def open(self, *_: object) -> None:
-        """Begin, as the module does."""
+        """Starts to read, when the module's forward starts."""
+        self.products = self.softmaxes = self.fused = 0
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def close(self, *_: object) -> None:
-        """End, as the module does."""
+        """Stops to read, when the module's forward ends, and makes the table."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self.found, self.seen = self._table(), []
+        self.table, self.biases = self._make_table(), []
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
-            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
-            if mask is not None and mask.is_floating_point():
-                self.seen.append(mask.expand(self.site.call.logits))
-        elif func in SOFTMAXES and self._is_logits(args[0]):
-            self.seen.append(args[0])
-        result = func(*args, **kwargs)
-        return torch.zeros_like(result) if func in PRODUCTS and self._is_logits(result) else result
+    def on_fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: FusedCall) -> Tensor:
+        """Reads the mask of a fused call."""
+        self._read_mask(call.query, call.key, call.attn_mask)
+        return super().on_fused(func, args, kwargs, call)
 
-    def _is_logits(self, values: Tensor) -> bool:
-        """Whether values can be the logits, of all images: a bias that is made by a product is smaller."""
-        logits = self.site.call.logits
-        return values.shape[-3:] == logits[-3:] and values.numel() == torch.Size(logits).numel()
+    def on_multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Reads the mask of `F.multi_head_attention_forward`."""
+        parts = multi_head(*args, **kwargs)
+        self._read_mask(parts.q, parts.k, parts.mask)
+        return super().on_multi_head(func, args, kwargs)
 
-    def _table(self) -> LayerTable | None:
-        """What was added, if it depends on the offset only, and on it at all."""
-        heads, grid = self.site.heads, self.site.grid
-        if not self.seen:
+    def on_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns zeros for the product of queries and keys; `baddbmm` adds the bias to them."""
+        number = self.products
+        self.products += 1
+        own = not self.site.fused and any(step.product == number for step in self.site.steps)
+        if own and func in BADDBMMS:
+            args = (args[0], torch.zeros_like(args[1]), *args[2:])
+        result = super().on_product(func, args, kwargs)
+        return torch.zeros_like(result) if own and func not in BADDBMMS else result
+
+    def on_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Reads what reaches the softmax."""
+        number = self.softmaxes
+        self.softmaxes += 1
+        steps = [] if self.site.fused else self.site.steps
+        for step in steps:
+            if step.softmax == number:
+                self._keep(args[0].mT if step.transposed else args[0])
+        return super().on_softmax(func, args, kwargs)
+
+    def _read_mask(self, q: Tensor, k: Tensor, mask: Tensor | None) -> None:
+        """Keeps the mask of the site's own call, if it is added to the logits."""
+        number = self.fused
+        self.fused += 1
+        own = self.site.fused and any(step.product == number for step in self.site.steps)
+        if own and mask is not None and mask.is_floating_point():
+            leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+            self._keep(mask.expand(*leading, q.shape[-2], k.shape[-2]))
+
+    def _keep(self, bias: Tensor) -> None:
+        self.biases.append(self.site.head_layout.standard(bias).double())
+
+    def _make_table(self) -> LayerTable | None:
+        """Returns what was added, if it depends on the offset, and on nothing else."""
+        layout = self.site.layout
+        if not self.biases or layout is None:
             return None
-        added = torch.cat([heads_third(seen, heads, self.site.heads_axis) for seen in self.seen], -3)
-        added = added.double().reshape(IMAGES, -1, heads, grid.tokens, grid.tokens)
-        pairs = grid.drop_prefix(added.amax(1))  # a window that is cut in two hides pairs; another shows them
+        added, grid = torch.cat(self.biases, -3), layout.grid  # heads that take turns
+        if layout.order is not None:
+            order = layout.order.to(added.device)
+            added = added.index_select(-2, order).index_select(-1, order)
+        pairs = grid.drop_prefix(added.amax(1))  # a shifted window masks pairs that another one shows
         values = grid.fold(pairs[0]) / grid.fold(torch.ones_like(pairs[0]))
-        rounding = SAME * float(pairs.abs().max())
+        rounding = ROUNDING * float(pairs.abs().max())
         varies = bool((values.amax((1, 2)) - values.amin((1, 2)) > rounding).any())
         if not varies or not bool(((pairs - grid.unfold(values)).abs() <= rounding).all()):
             return None
@@ -189,7 +219,7 @@ class _BiasReader(TorchFunctionMode):
 
 
 def _kind(module: nn.Module) -> str:
-    """The class that holds the bias: a part of the attention that gives it, as in timm, or the attention itself."""
+    """Returns the name of the class that holds the bias: a submodule, as in timm, or the attention module."""
     part = next((child for child in module.children() if hasattr(child, "get_bias")), None)
     if part is not None:
         return type(part).__name__

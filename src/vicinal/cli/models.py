@@ -81,7 +81,8 @@ def cover(pattern: str, out: Path, notes: Path, limit: int, memory: int) -> str:
     """Look at every model, with a progress bar, and write the page."""
     from tqdm import tqdm
 
-    from vicinal.attachment.coverage import Finding, page, survey
+    from vicinal.attachment.coverage import Finding, survey
+    from vicinal.attachment.coverage_page import coverage_page
 
     findings = []
     steps = survey(pattern, notes, limit=limit, memory=memory)
@@ -92,7 +93,7 @@ def cover(pattern: str, out: Path, notes: Path, limit: int, memory: int) -> str:
             bar.set_postfix_str(finding.model)
             bar.update()
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page(findings, limit))
+    out.write_text(coverage_page(findings, limit))
     taking = sum(bool(finding.served) for finding in findings)
     return f"{taking} of {len(findings)} models take a prior; wrote {out}"
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vicinal._torchvision import ensure_torchvision
-from vicinal.attachment import PatchAttention, patch_attention
 from vicinal.data.seeding import own_randomness
 from vicinal.errors import VicinalError, unknown
+from vicinal.inspection import PatchAttention, patch_attention
 from vicinal.mixing.batches import MixedBatch
 from vicinal.mixing.transmix import TransMix
 
@@ -53,7 +53,7 @@ class Mixing(Mixup):
         smoothing: label smoothing.
         mixup_share: in `transmix`, the share of what is mixed that is Mixup.
         per_example: a box and a share for every image, instead of one for the batch.
-        model: for `transmix`, the model that is trained; or what `vicinal.attachment.patch_attention` made of it, which
+        model: for `transmix`, the model that is trained; or what `vicinal.inspection.patch_attention` made of it, which
             says which attention to read.
         transmix: how attention becomes a share; the paper's way by default.
     """
