@@ -9,8 +9,8 @@ from torch import nn
 
 import vicinal
 from small_backbones import LAYERS, SMALL, small
-from vicinal.models import BACKBONES
 from vicinal.attachment import get_priors
+from vicinal.models import BACKBONES
 
 PAPER = {"vit": "vit", "swin": "swin", "cait": "cait-tiny", "pit": "pit", "t2t": "t2t"}
 UNUSED = {"t2t": 1408}  # parameters that the reference carries and never uses: a class token and a norm

@@ -132,17 +132,17 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
                 take_prior(module)
     rounding = ROUNDING * float(plain.abs().max())
     effect = float((expected - plain).abs().max())
-    reason = ""
+    kind, reason = RefusalKind.UNVERIFIED, ""
     if float((outputs[0] - plain).abs().max()) > rounding:
         reason = "a prior that changes nothing changes its output"
     elif effect <= rounding:
-        reason = "its output does not depend on its patch-to-patch attention weights"
+        kind, reason = RefusalKind.UNUSED, "its output does not depend on its patch-to-patch attention weights"
     elif float((outputs[1] - expected).abs().max()) > rounding + MAX_DIFFERENCE * effect:
         reason = "a prior does not act on its logits as the formula says"
         if bool((_offset_index(cells, layout) > layout.grid.table_shape[0] * layout.grid.table_shape[1]).any()):
             reason = "its shifted windows let tokens from opposite edges of the image attend to each other"
     if reason:
-        refused[site.name] = Refusal(RefusalKind.UNVERIFIED, reason)
+        refused[site.name] = Refusal(kind, reason)
 
 
 def _first_tensor(output: Any) -> Tensor:

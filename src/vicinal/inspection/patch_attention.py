@@ -67,8 +67,13 @@ def patch_attention(
     single = reads_image(site)
     reads_token = site.windows == 1 and has_class_token(model, site) and classifies_by_token(model)
     if single or (queries or ("class" if reads_token else "mean")) == "class":
-        return PatchAttention(tap(model, [number], queries="class", inspection=inspection))
+        return PatchAttention(tap(model, [number], reduce=mean_over_windows, queries="class", inspection=inspection))
     return PatchAttention(tap(model, [number], reduce=mean_over_patches, inspection=inspection))
+
+
+def mean_over_windows(site: AttentionSite, weights: Tensor) -> Tensor:
+    """Returns each window's share of the mean over class tokens, where every window has one; else the weights."""
+    return weights / site.windows
 
 
 def mean_over_patches(site: AttentionSite, weights: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ __all__ = ["Placement", "decide"]
 MIN_RESPONSE = 1e-12  # of a token's squared length; less is rounding
 MIN_RELATIVE_RESPONSE = 1e-4  # of the median response
 MIN_CENTER_STD = 0.02  # parts of the image: tokens whose centers differ by less all follow the whole image
+MIN_LATTICE_STD = 0.1  # parts of the image: no lattice over an image has less along both axes
 # In cells:
 MAX_RESIDUAL = 0.22  # rms distance of tokens from the lines of their rows and columns
 MAX_DISTANCE = 0.45  # of a single token
@@ -169,6 +170,8 @@ def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
     if len(points) == 1 or float(points.std(0, correction=0).max()) < MIN_CENTER_STD:
         return Refusal(RefusalKind.SPREAD, f"each of its {what} follows the whole image")
     lattice = _full_lattice(points, aspect) or _overlapping_lattice(points, heard, aspect)
+    if lattice is None and float(points.std(0, correction=0).max()) < MIN_LATTICE_STD:
+        return Refusal(RefusalKind.SPREAD, f"each of its {what} follows the whole image")
     if lattice is None:
         return Refusal(RefusalKind.IRREGULAR, f"its {len(points)} {what} that follow the image form no lattice over it")
     pitch = torch.tensor(lattice.pitch, dtype=points.dtype)

@@ -18,6 +18,7 @@ class RefusalKind(Enum):
     WINDOWS = "windows do not share one layout"
     SEVERAL = "a module computes several attentions"
     UNSUPPORTED = "attention of a kind that priors do not serve"
+    UNUSED = "the output does not depend on attention between patches"
     UNVERIFIED = "a prior does not act as the formula says"
 
 
