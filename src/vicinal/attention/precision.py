@@ -22,6 +22,7 @@ __all__ = [
     "makes_tiny_weights",
     "product_dtype",
     "softmax_dtype",
+    "spread_is_bounded",
     "values_are_readable",
 ]
 
@@ -63,6 +64,24 @@ def can_have_tiny_weights(logits: Tensor) -> bool:
         return True
     lowest, highest = logits.detach().aminmax()
     return not highest.item() - lowest.item() <= -math.log(smallest_factor(logits.dtype))
+
+
+def spread_is_bounded(
+    q: Tensor, k: Tensor, softmax_scale: float, prior_scale: Tensor | None, prior_bias: Tensor | None
+) -> bool:
+    """Returns whether no row of the logits can spread so far that a weight falls below `smallest_factor`.
+
+    By the lengths of queries and keys, |q k^T| <= |q| |k|, which costs less than a look at all logits.
+    """
+    if q.device.type != "cpu" or not values_are_readable(q) or not q.numel():
+        return False
+    longest = [torch.linalg.vector_norm(x.detach(), dim=-1, dtype=softmax_dtype(x.dtype)).amax().item() for x in (q, k)]
+    factor = 1.0 if prior_scale is None else max(1.0, prior_scale.detach().abs().amax().item())
+    bound = 2 * longest[0] * longest[1] * abs(softmax_scale) * factor
+    if prior_bias is not None:
+        lowest, highest = prior_bias.detach().aminmax()
+        bound += max(highest.item(), 0.0) - min(lowest.item(), 0.0)  # a prefix token has a bias of 0
+    return bound <= -math.log(smallest_factor(softmax_dtype(q.dtype)))
 
 
 def drop_tiny_weights(logits: Tensor, maximum: Tensor, out: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vicinal.attention.chunks import ChunkedAttention
+from vicinal.attention.precision import spread_is_bounded
 from vicinal.attention.reference import softmax_weights
 from vicinal.grid import Grid
 
@@ -86,6 +87,7 @@ def run_forward(
         mask: numbers to add to the logits, 4-D, each size 1 or that of `(batch, heads, tokens, tokens)`.
         settings: grid, factor of q k^T and dropout.
     """
+    bounded = mask is None and spread_is_bounded(q, k, settings.softmax_scale, prior_scale, prior_bias)
     chunked = ChunkedAttention(q, v, logit_buffers=1)
     out = chunked.result_like(v)
     generator = _generator(q, settings)
@@ -96,7 +98,7 @@ def run_forward(
             keys, values = chunked.load("k", k[images, heads]), chunked.load("v", v[images, heads])
             products = chunked.product(0, queries, keys, heads, settings.softmax_scale)
             terms = _rows(scales, rows), _rows(biases, rows), _mask_chunk(mask, images, heads, rows)
-            weights = softmax_weights(products, *terms, out=products)
+            weights = softmax_weights(products, *terms, out=products, bounded=bounded)
             if settings.dropout:
                 weights = weights * _dropout_factors(weights, settings.dropout, generator)
             torch.bmm(chunked.matrices(weights), values, out=chunked.matrices(out[images, heads, rows]))
@@ -126,6 +128,7 @@ def run_backward(
         torch.zeros_like(values) if values is not None and wish else None
         for values, wish in zip((prior_scale, prior_bias, mask), wanted, strict=True)
     )
+    bounded = mask is None and spread_is_bounded(q, k, settings.softmax_scale, prior_scale, prior_bias)
     chunked = ChunkedAttention(q, v, logit_buffers=2 if prior_scale is None else 3)
     dq, dk, dv = chunked.result_like(q), chunked.result_like(k), chunked.result_like(v)
     generator = _generator(q, settings)
@@ -141,7 +144,7 @@ def run_backward(
             terms = _rows(scales, rows), _rows(biases, rows), _mask_chunk(mask, images, heads, rows)
             # The gradient of prior_scale needs the products, so the weights get a buffer of their own.
             buffer = products if scales is None else chunked.buffer_like(2, products)
-            weights = softmax_weights(products, *terms, out=buffer)
+            weights = softmax_weights(products, *terms, out=buffer, bounded=bounded)
             d_weights = chunked.product(1, grads, values, heads)
             dropped = weights
             if settings.dropout:

@@ -117,6 +117,7 @@ def softmax_weights(
     prior_bias: Tensor | None,
     mask: Tensor | None,
     out: Tensor | None = None,
+    bounded: bool = False,
 ) -> Tensor:
     """Returns `softmax(prior_scale * products + prior_bias + mask)`, of the shape of `products`.
 
@@ -126,6 +127,7 @@ def softmax_weights(
         prior_bias: terms, which broadcast to products; None for 0.
         mask: terms, which broadcast to products; a query whose terms are all -inf gets weights of 0.
         out: where to write every step, without autograd; can be `products`. None makes new tensors.
+        bounded: whether the spread of the logits is known to be small, see `spread_is_bounded`.
     """
     logits = products
     if prior_scale is not None:
@@ -134,7 +136,7 @@ def softmax_weights(
         logits = torch.add(logits, prior_bias, out=out)
     if mask is not None:
         logits = torch.add(logits, mask, out=out)
-    tiny = can_have_tiny_weights(logits)
+    tiny = not bounded and can_have_tiny_weights(logits)
     if mask is None and not tiny:
         return torch.softmax(logits, -1, out=out)
     maximum = logits.detach().amax(-1, keepdim=True)
