@@ -20,7 +20,7 @@ from simulated_evidence import (
     random_axes,
     respond,
 )
-from token_layouts import VALID_LAYOUTS, TokenLayout, cell_map, dilated_windows
+from token_layouts import VALID_LAYOUTS, TokenLayout, block_windows, cell_map, dilated_windows
 from vicinal.cells import Cells
 from vicinal.inspection.place_tokens import Placement, decide
 from vicinal.inspection.refusal import Refusal, RefusalKind
@@ -137,6 +137,17 @@ def test_dilated_windows_are_not_taken_for_heads(
     placement = decide(make_evidence(responses, responses, axes), layout.rows / layout.columns)
     assert is_right(placement.queries, layout)
     assert (placement.layout.heads, placement.layout.windows) == (3, layout.windows)
+
+
+def test_rolled_windows_with_the_same_center_are_not_taken_for_heads() -> None:
+    """Rows 3 and 0 have the mean of rows 1 and 2, so windows of both are not shifted from each other."""
+    cells = cell_map(4, 20)
+    layout = TokenLayout("rolled", 4, 20, block_windows(cells.roll((1, 1), (0, 1)), 2, 5))
+    axes: Axes = ((("images", IMAGES), ("windows", 8)), (("heads", 3),))
+    responses = [respond(centers_of(layout), 3, Hearing(), torch.Generator().manual_seed(0))] * PROBES
+    placement = decide(make_evidence(responses, responses, axes), 0.14)
+    assert is_right(placement.queries, layout)
+    assert (placement.layout.heads, placement.layout.windows) == (3, 8)
 
 
 @pytest.mark.parametrize("leak", [0.0, 1e-6])
