@@ -4,34 +4,39 @@ There is no tolerance for misfits: every cell of a lattice holds exactly one tok
 Whatever does not fit is refused.
 """
 
+import itertools
 import math
+import statistics
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vicinal.cells import Cells
-from vicinal.inspection.head_layout import Factor, HeadLayout, merge_heads
+from vicinal.inspection.head_layout import Factor, HeadLayout, split_heads
 from vicinal.inspection.probe import Evidence
 from vicinal.inspection.refusal import Refusal, RefusalKind
 
 __all__ = ["Placement", "decide"]
 
 MIN_RESPONSE = 1e-12  # of a token's squared length; less is rounding
-MIN_RELATIVE_RESPONSE = 1e-4  # of the median response
+MIN_RELATIVE_RESPONSE = 1e-4  # of the mean response; most tokens may be padding or have no place
 MIN_CENTER_STD = 0.02  # parts of the image: tokens whose centers differ by less all follow the whole image
+MAX_CELL_RATIO = 8  # of a cell's sides; a thinner one is the noise of a single line
 # In cells:
 MAX_RESIDUAL = 0.22  # rms distance of tokens from the lines of their rows and columns
+MAX_OVERLAP_RESIDUAL = 0.065  # the same where windows overlap, so that the number of tokens says nothing
 MAX_DISTANCE = 0.45  # of a single token
 MAX_LONE_DISTANCE = 0.65  # of a token all of whose neighbors are in their cells, which leave only its own
 LONE_TOKENS = 0.005  # share of tokens that may be farther than MAX_DISTANCE
 MAX_LINE_SHIFT = 0.3  # of a line from even spacing
+MAX_GAP_ERROR = 0.35  # of the distance of two neighboring lines
 MAX_EDGE_SHIFT = 0.45  # of the first and last line, whose cells may stick out of the image
-MAX_HEAD_SHIFT = 0.12  # rms distance of the mean centers of different heads
+MAX_HEAD_SHIFT = 0.16  # rms distance of the mean centers of different heads
 MAX_HEAD_DISTANCE = 0.3  # rms distance of a token's centers in different heads
-MAX_MOVE = 0.75  # of a token from one probe to another
-MAX_MOVED = 0.02  # share of tokens that may move farther, where centers are noisy
+MAX_PROBE_DISTANCE = 0.7  # of a token from its cell in a single probe; a neighbor's cell is 1 away
 CLEAR_RESIDUAL = 0.12  # centers with less are not noisy
+MIN_CUT = 0.25  # least space between the tokens of neighboring lines, where windows overlap
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +55,7 @@ class _Lattice:
     rows: int
     columns: int
     cells: Tensor
+    centers: Tensor
     origin: tuple[float, float]
     pitch: tuple[float, float]
     residual: float
@@ -72,9 +78,9 @@ def decide(evidence: Evidence, aspect: float) -> Placement:
         )
         return Placement(HeadLayout(()), refusal, refusal)
     sides = [torch.stack(each) for each in (evidence.queries, evidence.keys)]
-    layout = _find_heads([side.sum(0) for side in sides], evidence)
+    layout = _find_heads([side.sum(0) for side in sides], evidence, aspect)
     queries, keys = (
-        _place(torch.stack([merge_heads(layout, probe) for probe in side]), aspect, what)
+        _place(torch.stack([split_heads(layout, probe).sum(2) for probe in side]), aspect, what)
         for side, what in zip(sides, ("queries", "keys"), strict=True)
     )
     return Placement(layout, queries, keys)
@@ -85,64 +91,71 @@ def _centers(responses: Tensor) -> tuple[Tensor, Tensor]:
     responses = responses.nan_to_num(0.0, 0.0, 0.0)
     strength = responses.sum(0)
     audible = strength[strength > MIN_RESPONSE]
-    least = max(MIN_RESPONSE, MIN_RELATIVE_RESPONSE * float(audible.median())) if len(audible) else math.inf
+    least = max(MIN_RESPONSE, MIN_RELATIVE_RESPONSE * float(audible.mean())) if len(audible) else math.inf
     down, up, right, left = responses.unbind(0)
     centers = torch.stack([down / (down + up), right / (right + left)], -1).nan_to_num(0.5)
     return centers, strength > least
 
 
-def _find_heads(sides: list[Tensor], evidence: Evidence) -> HeadLayout:
-    """Returns which axes count heads: those along which tokens keep their centers.
+def _find_heads(sides: list[Tensor], evidence: Evidence, aspect: float) -> HeadLayout:
+    """Returns which axes count heads: as many as tokens keep their centers along, all of them taken together.
 
     Args:
         sides: responses of queries and keys, `(RAMPS, *leading, tokens)`.
         evidence: says which axis counts images.
+        aspect: height / width of the image.
     """
     assert evidence.image_axis is not None
     image_axis, fastest = evidence.image_axis
-    axes: list[tuple[tuple[Factor, int], ...]] = []
+    options: list[list[tuple[tuple[Factor, int], ...]]] = []
     for axis, size in enumerate(sides[0].shape[1:-1]):
-        others: tuple[tuple[Factor, int], ...] = ()
-        if axis != image_axis:
-            alike = size > 1 and all(_agree(side.movedim(axis + 1, 1)) for side in sides)
-            others = ((Factor.HEADS if alike else Factor.WINDOWS, size),)
-        elif size > 1:
-            others = _folded(sides, axis)
-        images = ((Factor.IMAGES, evidence.images),) if axis == image_axis else ()
-        axes.append(others + images if fastest else images + others)
-    return HeadLayout(tuple(axes))
+        if axis == image_axis:
+            images = ((Factor.IMAGES, evidence.images),)
+            options.append([others + images if fastest else images + others for others in _splits(size)])
+        else:
+            options.append([((Factor.WINDOWS, size),), *([((Factor.HEADS, size),)] if size > 1 else [])])
+    layouts = sorted(map(HeadLayout, itertools.product(*options)), key=lambda layout: -layout.logit_heads)
+    # The last one has no heads, so its indices always agree.
+    return next(each for each in layouts if all(_agree(split_heads(each, side), aspect) for side in sides))
 
 
-def _folded(sides: list[Tensor], axis: int) -> tuple[tuple[Factor, int], ...]:
-    """Returns the factors of an axis that counts heads and windows together; as many heads as agree."""
-    size = sides[0].shape[axis + 1]
-    for heads in sorted((n for n in range(2, size + 1) if size % n == 0), reverse=True):
-        windows = size // heads
-        for parts, at in (((windows, heads), 1), ((heads, windows), 0)):
-            if all(_agree(side.unflatten(axis + 1, parts).movedim(axis + 1 + at, 1)) for side in sides):
-                factors = [(Factor.WINDOWS, windows), (Factor.HEADS, heads)]
-                factors = factors if at else factors[::-1]
-                return tuple(factor for factor in factors if factor[1] > 1)
-    return ((Factor.WINDOWS, size),)
+def _splits(size: int) -> list[tuple[tuple[Factor, int], ...]]:
+    """Returns the factors that an axis may have which counts heads and windows together with images."""
+    splits: list[tuple[tuple[Factor, int], ...]] = [((Factor.WINDOWS, size),), ((Factor.HEADS, size),)]
+    if size == 1:
+        return [()]
+    for heads in (n for n in range(2, size) if size % n == 0):
+        pair = (Factor.WINDOWS, size // heads), (Factor.HEADS, heads)
+        splits += [pair, pair[::-1]]
+    return splits
 
 
-def _agree(responses: Tensor) -> bool:
-    """Returns whether tokens have the same centers for all indices of axis 1 of `(RAMPS, indices, ..., tokens)`.
+def _agree(responses: Tensor, aspect: float) -> bool:
+    """Returns whether tokens have the same centers in all heads, from responses `(RAMPS, windows, heads, tokens)`.
 
-    If the indices were windows instead, all tokens of one would be shifted from those of another, by at least a quarter
+    If the heads were windows instead, all tokens of one would be shifted from those of another, by at least a quarter
     of the distance of neighbors, rms.
     """
-    centers, heard = _centers(responses)
+    if responses.shape[2] == 1:
+        return True
+    centers, heard = _centers(responses.movedim(2, 1))
     if not bool((heard == heard[:1]).all()):
         return False
     everywhere = heard.all(0)
     if not bool(everywhere.any()):
         return True
-    mean = centers.mean(0)  # (..., tokens, 2)
-    apart = (centers - mean)[:, everywhere] / _spacing(mean[everywhere])  # (indices, tokens, 2)
-    shift = apart.mean(1).square().mean(0).sqrt().max()
-    distance = apart.square().mean((0, 1)).sqrt().max()
-    return bool(shift <= MAX_HEAD_SHIFT and distance <= MAX_HEAD_DISTANCE)
+    centers = centers * centers.new_tensor([aspect, 1.0])  # the same unit along both axes
+    mean = centers.mean(0)  # (windows, tokens, 2)
+    windows = [(centers - mean)[:, window, mask] for window, mask in enumerate(everywhere) if bool(mask.any())]
+    shift = torch.stack([apart.mean(1) for apart in windows]).square().mean((0, 1)).sqrt().max()
+    distance = torch.cat(windows, 1).square().mean((0, 1)).sqrt().max()
+    spacing = _spacing(mean[everywhere])
+    # Where windows overlap, tokens are closer than neighbors in a window are.
+    # The median, since a window that wraps around an edge is torn apart.
+    own = statistics.median(
+        _spacing(points[mask]) for points, mask in zip(mean, everywhere, strict=True) if bool(mask.any())
+    )
+    return bool(shift <= MAX_HEAD_SHIFT * spacing and distance <= MAX_HEAD_DISTANCE * max(own, spacing))
 
 
 def _spacing(points: Tensor) -> float:
@@ -157,7 +170,7 @@ def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
     centers, heard = _centers(probes.sum(0))
     if not bool(heard.any()):
         return Refusal(RefusalKind.SILENT, f"its {what} follow no place of the image")
-    if windows > 1 and _agree(probes.sum(0)):  # every window has the same tokens
+    if windows > 1 and _agree(probes.sum(0)[:, None], aspect):  # every window has the same tokens
         probes = probes.sum(2, keepdim=True)
         centers, heard = _centers(probes.sum(0))
     points = centers[heard]
@@ -167,9 +180,8 @@ def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
     if lattice is None:
         return Refusal(RefusalKind.IRREGULAR, f"its {len(points)} {what} that follow the image form no lattice over it")
     pitch = torch.tensor(lattice.pitch, dtype=points.dtype)
-    moves = torch.stack([(_centers(one)[0][heard] - points) / pitch for one in probes]).abs().amax((0, 2))
-    moved = float((moves > MAX_MOVE).double().mean())
-    if moved > (0 if lattice.residual < CLEAR_RESIDUAL else MAX_MOVED):
+    apart = torch.stack([(_centers(one)[0][heard] - lattice.centers) / pitch for one in probes]).abs()
+    if float(apart.max()) > MAX_PROBE_DISTANCE:
         return Refusal(RefusalKind.CONTENT, f"the places of its {what} depend on the content of the image")
     index = torch.full(heard.shape, -1)
     index[heard] = lattice.cells
@@ -193,48 +205,85 @@ def _full_lattice(points: Tensor, aspect: float) -> _Lattice | None:
 
 def _overlapping_lattice(points: Tensor, heard: Tensor, aspect: float) -> _Lattice | None:
     """Returns the lattice of windows that overlap: lines between gaps; no window has two tokens in one cell."""
-    lines = []
-    for x, share in ((points[:, 0], aspect), (points[:, 1], 1 / aspect)):
-        order = x.argsort()
-        gaps = x[order].diff() > 0.3 / (len(points) * share) ** 0.5
-        lines.append(torch.cat([gaps.new_zeros(1), gaps]).cumsum(0)[order.argsort()])
+    if len(heard) == 1:
+        return None
+    lines = [_lines(points[:, axis]) for axis in (0, 1)]
     rows, columns = (int(each.max()) + 1 for each in lines)
     cells = lines[0] * columns + lines[1]
     window = heard.nonzero()[:, 0]
     once = len((window * rows * columns + cells).unique()) == len(cells)
     if not once or not len(cells.unique()) == rows * columns < len(cells):
         return None
-    return _fit(points, lines[0], lines[1], rows, columns, aspect)
+    lattice = _fit(points, lines[0], lines[1], rows, columns, aspect)
+    return lattice if lattice is not None and lattice.residual < MAX_OVERLAP_RESIDUAL else None
+
+
+def _lines(x: Tensor) -> Tensor:
+    """Returns the line of each coordinate `(n,)`, counted from 0: cuts at the widest gaps, into the clearest lines."""
+    order = x.argsort()
+    widths, cuts = x[order].diff().sort(descending=True)
+    extent = float(x.max() - x.min())
+    best, least = torch.zeros(len(x), dtype=torch.long), math.inf
+    for count, width in enumerate(widths[: len(x) // 2].tolist(), start=2):
+        if width < MIN_CUT * extent / (count - 1):
+            continue
+        number = torch.zeros_like(best)
+        number[order[1:]] = torch.zeros_like(cuts).index_fill(0, cuts[: count - 1], 1).cumsum(0)
+        lines = _line_centers(x, number, count)
+        spacing = _even_spacing(lines)
+        if spacing is not None:
+            residual = float((x - lines[number]).square().mean().sqrt()) / spacing[1]
+            best, least = (number, residual) if residual < least else (best, least)
+    return best
+
+
+def _line_centers(x: Tensor, number: Tensor, count: int) -> Tensor:
+    """Returns the mean of the coordinates `x` on each line, `(count,)`."""
+    return torch.zeros(count, dtype=x.dtype).index_add(0, number, x) / number.bincount(minlength=count)
+
+
+def _even_spacing(lines: Tensor) -> tuple[float, float] | None:
+    """Returns origin and pitch of two or more lines; None if they are not evenly spaced."""
+    number = torch.arange(len(lines), dtype=lines.dtype)
+    # From the second to the last but one where there are enough: the outermost cells may stick out of the image.
+    middle = slice(1, -1) if len(lines) > 3 else slice(None)
+    inner = lines[middle]
+    pitch = float(inner[-1] - inner[0]) / (len(inner) - 1)
+    if not pitch > 0:
+        return None
+    origin = float((lines - pitch * number)[middle].mean())
+    shift = ((lines - origin) / pitch - number).abs()
+    if float(shift.max()) > MAX_EDGE_SHIFT or (len(lines) > 3 and float(shift[middle].max()) > MAX_LINE_SHIFT):
+        return None
+    uneven = float((inner.diff() / pitch - 1).abs().max()) > MAX_GAP_ERROR
+    return None if uneven or _lacks_a_line(lines) else (origin, pitch)
+
+
+def _lacks_a_line(lines: Tensor) -> bool:
+    """Returns whether lines lie on evenly spaced ones of which one is left out, rather than on all of them."""
+    number = torch.arange(len(lines), dtype=lines.dtype)
+    numbers = number + (number > number[:-1, None])  # one row for each gap
+    fits = torch.corrcoef(torch.cat([lines[None], number[None], numbers]))[0, 1:]
+    return len(lines) > 2 and bool((fits[1:] > fits[0]).any())
 
 
 def _fit(points: Tensor, row: Tensor, column: Tensor, rows: int, columns: int, aspect: float) -> _Lattice | None:
-    """Returns the lattice of points whose rows and columns are known, if all of them lie close to evenly spaced lines."""
-    lines, spread, pitch = [], [], []
-    for axis, (number, count) in enumerate(((row, rows), (column, columns))):
-        total = torch.zeros(count, dtype=points.dtype).index_add(0, number, points[:, axis])
-        lines.append(total / number.bincount(minlength=count))
-        spread.append((points[:, axis] - lines[axis][number]).abs())
-        # From the second to the last but one where there are enough: the outermost cells may stick out of the image.
-        inner = lines[axis][1:-1] if count > 3 else lines[axis]
-        pitch.append(float(inner[-1] - inner[0]) / (len(inner) - 1) if count > 1 else math.nan)
+    """Returns the lattice of points whose rows and columns are known, if all lie close to evenly spaced lines."""
+    lines = [_line_centers(points[:, axis], *each) for axis, each in enumerate(((row, rows), (column, columns)))]
     # A single line has no pitch; cells are taken to be square.
-    pitch = [pitch[1] / aspect if rows == 1 else pitch[0], pitch[0] * aspect if columns == 1 else pitch[1]]
-    if not all(each > 0 for each in pitch):
+    spacings = [_even_spacing(each) if len(each) > 1 else (float(each[0]), math.nan) for each in lines]
+    if spacings[0] is None or spacings[1] is None:
         return None
-    residual, origin = 0.0, []
-    for axis, count in enumerate((rows, columns)):
-        number = torch.arange(count, dtype=points.dtype)
-        middle = slice(1, -1) if count > 3 else slice(None)
-        origin.append(float((lines[axis] - pitch[axis] * number)[middle].mean()))
-        shift = (lines[axis] - origin[axis] - pitch[axis] * number).abs() / pitch[axis]
-        if float(shift.max()) > MAX_EDGE_SHIFT or (count > 3 and float(shift[middle].max()) > MAX_LINE_SHIFT):
-            return None
-        residual = max(residual, float(spread[axis].square().mean().sqrt()) / pitch[axis])
-    distance = torch.maximum(spread[0] / pitch[0], spread[1] / pitch[1])
-    if residual > MAX_RESIDUAL or not _all_in_their_cells(distance, row, column, residual):
+    origin, pitch = zip(*spacings, strict=True)
+    pitch = (pitch[1] / aspect if rows == 1 else pitch[0], pitch[0] * aspect if columns == 1 else pitch[1])
+    if not 1 / MAX_CELL_RATIO <= pitch[0] * aspect / pitch[1] <= MAX_CELL_RATIO:
         return None
-    cells = row * columns + column
-    return _Lattice(rows, columns, cells, (origin[0], origin[1]), (pitch[0], pitch[1]), residual)
+    centers = torch.stack([lines[0][row], lines[1][column]], -1)
+    distance = (points - centers).abs() / torch.tensor(pitch, dtype=points.dtype)
+    residual = float(distance.square().mean(0).sqrt().max())
+    if not residual <= MAX_RESIDUAL or not _all_in_their_cells(distance.amax(1), row, column, residual):
+        return None
+    return _Lattice(rows, columns, row * columns + column, centers, origin, pitch, residual)
 
 
 def _all_in_their_cells(distance: Tensor, row: Tensor, column: Tensor, residual: float) -> bool:
