@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-import torch
 from torch import Tensor
 
 __all__ = ["Factor", "HeadLayout"]
@@ -140,18 +139,18 @@ def _size(axis: tuple[tuple[Factor, int], ...]) -> int:
     return math.prod(size for _, size in axis)
 
 
-def merge_heads(layout: HeadLayout, responses: Tensor) -> Tensor:
-    """Sums responses over heads.
+def split_heads(layout: HeadLayout, responses: Tensor) -> Tensor:
+    """Returns responses with an axis for windows and one for heads.
 
     Args:
         layout: of the logits.
         responses: `(ramps, *leading, tokens)`, where the leading axes are those of the logits without images.
 
     Returns:
-        `(ramps, windows, tokens)`.
+        `(ramps, windows, heads, tokens)`.
     """
     factors = [factor for axis in layout.axes for factor in axis if factor[0] is not Factor.IMAGES]
     split = responses.reshape(len(responses), *(size for _, size in factors), responses.shape[-1])
-    heads = [place + 1 for place, (factor, _) in enumerate(factors) if factor is Factor.HEADS]
-    merged = split.sum(heads) if heads else split
-    return merged.reshape(len(responses), layout.windows, torch.Size(responses.shape)[-1])
+    kinds = Factor.WINDOWS, Factor.HEADS
+    order = [place + 1 for kind in kinds for place, (factor, _) in enumerate(factors) if factor is kind]
+    return split.permute(0, *order, -1).reshape(len(responses), layout.windows, layout.logit_heads, responses.shape[-1])

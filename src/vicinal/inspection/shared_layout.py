@@ -40,7 +40,7 @@ def shared_layout(cells: Cells) -> Layout | Refusal:
     _, local, step = best
     if bool((placed.any(0) & (local[:, 0] < 0)).any()):  # padding in the window with the most cells
         local = _extended(local)
-    if not _holds_everywhere(coordinates, placed, local, step):
+    if not _holds_everywhere(cells, local, step):
         return Refusal(RefusalKind.WINDOWS, "its windows do not hold their tokens in the same order")
     return _order(local, int(local[:, 0].max()) + 1, int(local[:, 1].max()) + 1)
 
@@ -69,14 +69,17 @@ def _extended(local: Tensor) -> Tensor:
     return row_by_row.masked_fill(place[:, None] < 0, -1)
 
 
-def _holds_everywhere(coordinates: Tensor, placed: Tensor, local: Tensor, step: Tensor) -> bool:
+def _holds_everywhere(cells: Cells, local: Tensor, step: Tensor) -> bool:
     """Returns whether tokens keep their places in every window, up to one wrap around the edge along each axis."""
+    placed = cells.index >= 0
     if bool((placed & (local[:, 0] < 0)).any()):
         return False
-    corner = coordinates - local * step  # (windows, tokens, 2): the same for all tokens of a window, but for a wrap
+    corner = cells.coordinates - local * step  # (windows, tokens, 2): the same in a window, but for a wrap
     for window, mask in zip(corner, placed, strict=True):
-        for axis in (0, 1):
-            if len(window[mask, axis].unique()) > 2:
+        for axis, size in enumerate((cells.rows, cells.columns)):
+            corners = window[mask, axis].unique()
+            # A wrap moves tokens by the size of the map, or more if it was padded before it was rolled.
+            if len(corners) > 2 or (len(corners) == 2 and int(corners[1] - corners[0]) < size):
                 return False
     return True
 
