@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, baddbmm_flop
 
 from vicinal.analysis.memory import saved_bytes
 from vicinal.attachment import get_priors
@@ -129,7 +130,9 @@ def published(name: str, prior: str, img_size: tuple[int, int]) -> Published | N
 
 def _macs(run: ModelRunner, images: int) -> tuple[int, int]:
     """Multiplications for a batch, in layers and in all; what a prior's table takes is there once."""
-    layers, products = _LayerMacs(), FlopCounterMode(display=False)
+    layers = _LayerMacs()
+    # The counter knows `baddbmm`, but not its in-place form, which attention under a prior uses.
+    products = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: baddbmm_flop})
     with sdpa_kernel(SDPBackend.MATH), products, layers:  # the counter sees no products inside a fused kernel
         run(run.noise(images))
     return layers.count, products.get_total_flops() // 2

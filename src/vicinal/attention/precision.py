@@ -81,7 +81,7 @@ def spread_is_bounded(
     if prior_bias is not None:
         lowest, highest = prior_bias.detach().aminmax()
         bound += max(highest.item(), 0.0) - min(lowest.item(), 0.0)  # a prefix token has a bias of 0
-    return bound <= -math.log(smallest_factor(softmax_dtype(q.dtype)))
+    return bool(bound <= -math.log(smallest_factor(softmax_dtype(q.dtype))))
 
 
 def drop_tiny_weights(logits: Tensor, maximum: Tensor, out: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ MAX_CELL_RATIO = 8  # of a cell's sides; a thinner one is the noise of a single 
 # In cells:
 MAX_RESIDUAL = 0.22  # rms distance of tokens from the lines of their rows and columns
 MAX_OVERLAP_RESIDUAL = 0.065  # the same where windows overlap, so that the number of tokens says nothing
-CELL_LIMITS = (0.45, 0.65)  # distance of a token, and of a lone one, see `_all_near`
+CELL_LIMITS = (0.45, 0.65)  # distance of a token, and of a lone one, see `all_near`
 PROBE_LIMITS = (0.7, 1.05)  # the same in a single probe; a neighbor's cell is 1 away
 LONE_TOKENS = 0.005  # share of tokens that may be farther than the first limit
 MAX_LINE_SHIFT = 0.3  # of a line from even spacing
