@@ -61,4 +61,6 @@ def lively(model):
             nn.init.normal_(parameter, std=0.5 if "position" in name else parameter[0].numel() ** -0.5)
         elif name.endswith("bias"):
             nn.init.normal_(parameter, std=0.1)
+        elif "gamma" in name:  # of LayerScale, which starts so small that it hides attention
+            nn.init.ones_(parameter)
     return model.eval()
