@@ -43,7 +43,9 @@ def prior_by_hand(prior, places):
 def heads_by_hand(module, x):
     """Returns q, k and v, each `(batch, heads, tokens, dim)`, of a module of timm, transformers or torch."""
     x = x.double()
-    split = [names for names in (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")) if hasattr(module, names[0])]
+    split = [
+        names for names in (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")) if hasattr(module, names[0])
+    ]
     if split:
         layers = [getattr(module, name) for name in split[0]]
         qkv = [x @ each.weight.double().T + (0 if each.bias is None else each.bias.double()) for each in layers]
@@ -56,7 +58,9 @@ def heads_by_hand(module, x):
         elif module.qkv.bias is not None:
             qkv = qkv + module.qkv.bias.double()
         qkv = qkv.chunk(3, -1)
-    heads = next(getattr(module, name) for name in ("num_heads", "num_attention_heads", "heads") if hasattr(module, name))
+    heads = next(
+        getattr(module, name) for name in ("num_heads", "num_attention_heads", "heads") if hasattr(module, name)
+    )
     return [each.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for each in qkv]
 
 

@@ -81,9 +81,7 @@ def test_one_block_at_two_depths_is_one_site():
     assert model.blocks[2].attn.prior is model.blocks[0].attn.prior
     x = images(model)
     apart = lively(vit(depth=3))
-    apart.load_state_dict(
-        {name: value for name, value in model.state_dict().items() if ".prior." not in name}
-    )
+    apart.load_state_dict({name: value for name, value in model.state_dict().items() if ".prior." not in name})
     vicinal.attach(apart, "gab")
     torch.testing.assert_close(model(x), apart(x), atol=1e-5, rtol=1e-4)
     assert vicinal.detach(model) == 2

@@ -32,7 +32,13 @@ def snapshot(model):
         {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict().items()},
         {name: (x.dtype, x.requires_grad, x.grad) for name, x in model.named_parameters()},
         [
-            (type(module), module.training, set(vars(module)), len(module._forward_hooks), len(module._forward_pre_hooks))
+            (
+                type(module),
+                module.training,
+                set(vars(module)),
+                len(module._forward_hooks),
+                len(module._forward_pre_hooks),
+            )
             for module in modules
         ],
     )

@@ -134,7 +134,9 @@ def differential_vit(fused):
 def differential_by_hand(module, x, places):
     """Output of timm's `DiffAttention`, both of whose maps are under the same prior."""
     qkv = (x @ module.qkv.weight.T + module.qkv.bias).chunk(3, -1)
-    q, k = (y.unflatten(-1, (module.num_heads, 2, -1)).permute(3, 0, 2, 1, 4) for y in qkv[:2])  # (2, batch, heads, ...)
+    q, k = (
+        y.unflatten(-1, (module.num_heads, 2, -1)).permute(3, 0, 2, 1, 4) for y in qkv[:2]
+    )  # (2, batch, heads, ...)
     v = qkv[2].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
     scale, bias = prior_by_hand(module.prior, places)
     first, second = (scale * (q @ k.mT * q.shape[-1] ** -0.5) + bias).softmax(-1)
@@ -204,3 +206,40 @@ def test_a_single_window_that_is_rolled_is_placed_where_its_patches_are(spec):
     logits, bias, v = logits_by_hand(module, x, module.prior, rolled)
     logits = logits + bias + module.relative_position_bias() + mask
     assert_same(out, project(module, logits.softmax(-1), v))
+
+
+class HeadsInTurn(nn.Module):
+    """Heads one after another, each of which is given what the one before it computed, as in EfficientViT."""
+
+    def __init__(self, fused):
+        super().__init__()
+        self.patches, self.fused = nn.Conv2d(3, 24, 8, 8), fused
+        self.heads = nn.ModuleList(nn.Linear(8, 24) for _ in range(3))
+
+    def attend(self, x):
+        if self.fused:
+            return nn.functional.scaled_dot_product_attention(*x.unsqueeze(1).chunk(3, -1))[:, 0]
+        q, k, v = x.chunk(3, -1)
+        return (q * q.shape[-1] ** -0.5 @ k.mT).softmax(-1) @ v
+
+    def forward(self, x):
+        out = [torch.zeros(())]
+        for head, part in zip(self.heads, self.patches(x).flatten(2).mT.chunk(3, -1), strict=True):
+            out.append(self.attend(head(out[-1] + part)))
+        return torch.cat(out[1:], -1)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("fused", [True, False])
+@torch.no_grad()
+def test_heads_that_take_turns_have_a_head_of_the_prior_each(fused, spec):
+    model = lively(HeadsInTurn(fused)).double()
+    (layer,) = vicinal.attach(model, spec, img_size=32).layers
+    assert (layer.heads, layer.grid) == (3, Grid(4, 4))
+    x = noise(2, 3, 32, 32)
+    scale, bias = prior_by_hand(model.prior, raster(4, 4))
+    out = [torch.zeros(())]
+    for number, part in enumerate(model.patches(x).flatten(2).mT.chunk(3, -1)):
+        q, k, v = model.heads[number](out[-1] + part).chunk(3, -1)
+        out.append((scale[number] * (q @ k.mT * 8**-0.5) + bias[number]).softmax(-1) @ v)
+    assert_same(model(x), torch.cat(out[1:], -1))
