@@ -43,11 +43,10 @@ def prior_by_hand(prior, places):
 def heads_by_hand(module, x):
     """Returns q, k and v, each `(batch, heads, tokens, dim)`, of a module of timm, transformers or torch."""
     x = x.double()
-    split = [
-        names for names in (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")) if hasattr(module, names[0])
-    ]
-    if split:
-        layers = [getattr(module, name) for name in split[0]]
+    separate = [("q_proj", "k_proj", "v_proj"), ("query", "key", "value")]
+    names = next((names for names in separate if hasattr(module, names[0])), None)
+    if names is not None:
+        layers = [getattr(module, name) for name in names]
         qkv = [x @ each.weight.double().T + (0 if each.bias is None else each.bias.double()) for each in layers]
     elif hasattr(module, "in_proj_weight"):
         qkv = (x @ module.in_proj_weight.double().T + module.in_proj_bias.double()).chunk(3, -1)
@@ -58,9 +57,8 @@ def heads_by_hand(module, x):
         elif module.qkv.bias is not None:
             qkv = qkv + module.qkv.bias.double()
         qkv = qkv.chunk(3, -1)
-    heads = next(
-        getattr(module, name) for name in ("num_heads", "num_attention_heads", "heads") if hasattr(module, name)
-    )
+    counts = ("num_heads", "num_attention_heads", "heads")
+    heads = next(getattr(module, name) for name in counts if hasattr(module, name))
     return [each.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for each in qkv]
 
 

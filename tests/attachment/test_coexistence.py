@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import vicinal
-from by_hand import assert_same, attention_io, logits_by_hand, project, raster
+from by_hand import assert_same, attention_io, logits_by_hand, prior_by_hand, project, raster
 from small_models import cait, images, lively, swin, vit
 from test_token_orders import Block
 from vicinal import Grid
@@ -62,7 +62,7 @@ def test_a_module_that_runs_twice_on_the_same_tokens_has_one_prior_in_both():
     for x, out in calls:
         module = model.block
         q, k, v = module.qkv(module.norm(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
-        scale, bias = (y.double() for y in module.prior())
+        scale, bias = prior_by_hand(module.prior, raster(8, 8))
         weights = (scale * (q @ k.mT * 6**-0.5) + bias).softmax(-1)
         assert_same(out, x + module.proj((weights @ v).transpose(1, 2).flatten(2)))
 

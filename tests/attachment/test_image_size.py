@@ -195,6 +195,24 @@ def test_a_refused_image_between_forward_and_backward_does_not_give_wrong_gradie
 
 
 @torch.no_grad()
+def test_a_compiled_model_checks_the_size_too():
+    model = dynamic_vit()
+    vicinal.attach(model, "gab")
+    x = torch.randn(SQUARE)
+    expected = model(x)
+    for function in (model, model.forward_features):
+        compiled = torch.compile(function, backend="aot_eager")
+        assert torch.allclose(compiled(x), function(x), atol=1e-5)
+        with pytest.raises(VicinalError, match=r"128 x 128.*64 x 256"):
+            compiled(torch.randn(WIDE))
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-4)
+    with pytest.raises(VicinalError, match=r"128 x 128.*64 x 256"):
+        model(torch.randn(WIDE))
+
+
+@torch.no_grad()
 def test_detach_removes_the_hooks():
     model = dynamic_vit()
     mine = model.register_forward_pre_hook(lambda *_: None)

@@ -94,7 +94,7 @@ CALLS = [
 @torch.no_grad()
 def test_equal_to_the_formula_however_it_is_called(call, batch_first, order):
     model = lively(Model(call, order, batch_first=batch_first)).double()
-    (layer,) = vicinal.attach(model, "gmm:init=spread+gab", img_size=32).layers
+    vicinal.attach(model, "gmm:init=spread+gab", img_size=32)
     (x, *_), _, (out, weights) = attention_io(model.attention, lambda: model(PIXELS.double()))
     x, out = (y if batch_first else y.transpose(0, 1) for y in (x, out))
     places = [divmod(int(cell), 4) for cell in order]

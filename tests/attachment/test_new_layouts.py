@@ -134,9 +134,8 @@ def differential_vit(fused):
 def differential_by_hand(module, x, places):
     """Output of timm's `DiffAttention`, both of whose maps are under the same prior."""
     qkv = (x @ module.qkv.weight.T + module.qkv.bias).chunk(3, -1)
-    q, k = (
-        y.unflatten(-1, (module.num_heads, 2, -1)).permute(3, 0, 2, 1, 4) for y in qkv[:2]
-    )  # (2, batch, heads, ...)
+    # (maps, batch, heads, tokens, dim) each
+    q, k = (y.unflatten(-1, (module.num_heads, 2, -1)).permute(3, 0, 2, 1, 4) for y in qkv[:2])
     v = qkv[2].unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
     scale, bias = prior_by_hand(module.prior, places)
     first, second = (scale * (q @ k.mT * q.shape[-1] ** -0.5) + bias).softmax(-1)

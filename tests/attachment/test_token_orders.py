@@ -111,6 +111,29 @@ def test_any_order_is_served_by_true_places(name):
     check_formula(Model(order), [divmod(int(cell), SIDE) for cell in order], "8 x 8")
 
 
+def test_gradients_equal_those_of_the_formula():
+    order = ORDERS["by chance"]
+    model = Model(order, prefix=1, last_is_class=True).double()
+    vicinal.attach(model, "gmm:init=spread+gab", img_size=4 * SIDE)
+    x = torch.randn(2, 3, 4 * SIDE, 4 * SIDE, dtype=torch.float64)
+    model(x).square().sum().backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    y = torch.cat([model.tokens(x), model.extra.expand(2, -1, -1)], 1)
+    position = torch.cat([order.argsort(), torch.tensor([SIDE * SIDE])])  # of each cell, then of the class token
+    position = torch.cat([position[-1:], position[:-1]]).argsort()
+    for block in model.blocks:
+        q, k, v = block.qkv(block.norm(y)).unflatten(-1, (3, block.heads, -1)).permute(2, 0, 3, 1, 4)
+        scale, bias = (values.double()[:, position][:, :, position] for values in block.prior())
+        weights = (scale * (q @ k.mT * q.shape[-1] ** -0.5) + bias).softmax(-1)
+        y = y + block.proj((weights @ v).transpose(1, 2).flatten(2))
+    y.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        of_prior = parameter.dtype == torch.float32
+        close = (1e-6 if of_prior else 1e-12) * float(parameter.grad.abs().max())
+        torch.testing.assert_close(gradients[name], parameter.grad, atol=close, rtol=0, msg=name)
+
+
 @pytest.mark.parametrize(
     ("last", "places", "place"),
     [(False, raster(8, 8, prefix=2), "8 x 8 + 2 prefix"), (True, raster(8, 8, suffix=2), "8 x 8 + 2 suffix")],
@@ -203,7 +226,7 @@ def test_tokens_without_fixed_places_are_refused(make, kinds, seed):
     assert len(inspection.sites) == 2
     assert {site.refusal.kind for site in inspection.refused} <= kinds
     assert inspection.served == []
-    with pytest.raises(VicinalError, match="blocks.0"):
+    with pytest.raises(VicinalError, match=r"blocks\.0"):
         vicinal.attach(model, "gmm", inspection=inspection)
 
 
