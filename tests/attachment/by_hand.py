@@ -1,4 +1,4 @@
-"""Attention from a module's own weights, in float64, pair by pair of patches."""
+"""Attention from a module's own weights, in float64, pair by pair of tokens."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import torch
 
 
 def attention_io(module, run):
-    """What a module was given, and what it returned."""
+    """Returns what a module was given, and what it returned."""
     seen = []
     hook = module.register_forward_hook(lambda _, args, kwargs, out: seen.append((args, kwargs, out)), with_kwargs=True)
     run()
@@ -14,11 +14,39 @@ def attention_io(module, run):
     return seen[0]
 
 
+def raster(rows, columns, prefix=0, suffix=0):
+    """Returns the place of every token, (row, column) or None, of patches row by row between tokens without a place."""
+    return [None] * prefix + list(itertools.product(range(rows), range(columns))) + [None] * suffix
+
+
+def prior_by_hand(prior, places):
+    """Returns scale and bias of every pair of tokens, each `(heads, tokens, tokens)`; 1 and 0 without a place.
+
+    Args:
+        prior: its table over offsets is looked up pair by pair.
+        places: (row, column) or None of every token.
+    """
+    tables, grid = prior.table(), prior.grid
+    scale, bias = (torch.full((prior.heads, len(places), len(places)), x, dtype=torch.float64) for x in (1.0, 0.0))
+    for (i, query), (j, key) in itertools.product(enumerate(places), repeat=2):
+        if query is None or key is None:
+            continue
+        row, column = key[0] - query[0] + grid.height - 1, key[1] - query[1] + grid.width - 1
+        assert row >= 0
+        assert column >= 0
+        for values, table in zip((scale, bias), tables, strict=True):
+            if table is not None:
+                values[:, i, j] = table[:, row, column].double()
+    return scale, bias
+
+
 def heads_by_hand(module, x):
-    """q, k and v, each `(batch, heads, tokens, dim)`, of a module of timm, transformers or torch."""
+    """Returns q, k and v, each `(batch, heads, tokens, dim)`, of a module of timm, transformers or torch."""
     x = x.double()
-    if hasattr(module, "q_proj"):
-        layers = (module.q_proj, module.k_proj, module.v_proj)
+    separate = [("q_proj", "k_proj", "v_proj"), ("query", "key", "value")]
+    names = next((names for names in separate if hasattr(module, names[0])), None)
+    if names is not None:
+        layers = [getattr(module, name) for name in names]
         qkv = [x @ each.weight.double().T + (0 if each.bias is None else each.bias.double()) for each in layers]
     elif hasattr(module, "in_proj_weight"):
         qkv = (x @ module.in_proj_weight.double().T + module.in_proj_bias.double()).chunk(3, -1)
@@ -29,29 +57,27 @@ def heads_by_hand(module, x):
         elif module.qkv.bias is not None:
             qkv = qkv + module.qkv.bias.double()
         qkv = qkv.chunk(3, -1)
-    heads = next(getattr(module, name) for name in ("num_heads", "num_attention_heads") if hasattr(module, name))
+    counts = ("num_heads", "num_attention_heads", "heads")
+    heads = next(getattr(module, name) for name in counts if hasattr(module, name))
     return [each.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for each in qkv]
 
 
-def logits_by_hand(module, x, prior):
-    """`scale * logits`, bias by offset, and v."""
+def logits_by_hand(module, x, prior, places):
+    """Returns `scale * logits`, the bias, and v, of tokens `(batch, tokens, dim)` in `places`."""
     q, k, v = heads_by_hand(module, x)
-    logits = q @ k.mT * q.shape[-1] ** -0.5
-    bias = torch.zeros(logits.shape[1:], dtype=torch.float64)
-    (scale, added), grid = prior.table(), prior.grid
-    for query, key in itertools.product(range(grid.patches), repeat=2):
-        row = key // grid.width - query // grid.width + grid.height - 1
-        column = key % grid.width - query % grid.width + grid.width - 1
-        pair = (..., grid.prefix + query, grid.prefix + key)
-        if scale is not None:
-            logits[pair] *= scale[:, row, column].double()
-        if added is not None:
-            bias[pair] = added[:, row, column].double()
-    return logits, bias, v
+    scale, bias = prior_by_hand(prior, places)
+    return scale * (q @ k.mT * q.shape[-1] ** -0.5), bias, v
 
 
 def project(module, weights, v):
-    """From attention weights and values to the module's output."""
+    """Returns the module's output, from attention weights and values."""
     out = (weights @ v).transpose(1, 2).flatten(2)
-    last = next(getattr(module, name) for name in ("proj", "o_proj", "out_proj") if hasattr(module, name))
-    return out @ last.weight.double().T + last.bias.double()
+    last = next((getattr(module, name) for name in ("proj", "o_proj", "out_proj") if hasattr(module, name)), None)
+    return out if last is None else out @ last.weight.double().T + last.bias.double()
+
+
+def assert_same(out, expected):
+    """Outputs of order 1 must agree to rounding in float64."""
+    assert out.dtype == torch.float64
+    assert 0.1 < expected.abs().max() < 20
+    torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)

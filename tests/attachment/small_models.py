@@ -1,6 +1,7 @@
-"""Small models of timm's families."""
+"""Small models of timm's families, and weights that let attention show."""
 
 import torch
+from torch import nn
 
 import vicinal
 
@@ -50,3 +51,16 @@ def beit():
 def images(model, batch=2):
     height, width = model.patch_embed.img_size if hasattr(model.patch_embed, "img_size") else (32, 32)
     return torch.randn(batch, 3, height, width)
+
+
+def lively(model):
+    """Gives a model weights of order 1, so that attention is far from uniform, and biases that are not 0."""
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() >= 2:
+            nn.init.normal_(parameter, std=0.5 if "position" in name else parameter[0].numel() ** -0.5)
+        elif name.endswith("bias"):
+            nn.init.normal_(parameter, std=0.1)
+        elif "gamma" in name:  # of LayerScale, which starts so small that it hides attention
+            nn.init.ones_(parameter)
+    return model.eval()

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import vicinal
+from hugging_face_models import yolos
 from small_models import cait, images, swin, vit
+from test_new_layouts import differential_vit, hiera
 
 
 class TestWhatElseUsersDo:
@@ -100,6 +102,46 @@ def test_compiles_in_one_graph_and_trains(make):
     for name, parameter in model.named_parameters():
         close = 1e-4 * float(wanted[name].abs().max()) + 1e-6  # some are zero by symmetry
         torch.testing.assert_close(parameter.grad, wanted[name], atol=close, rtol=1e-3, msg=name)
+
+
+def hiera_units():
+    return hiera().float(), (64, 64)
+
+
+def detector():
+    return yolos(), (32, 48)
+
+
+def differential():
+    return differential_vit(True).float(), (32, 32)
+
+
+@pytest.mark.parametrize("make", [hiera_units, detector, differential])
+def test_tokens_in_another_order_compile_export_and_copy(make):
+    model, size = make()
+    vicinal.attach(model, "gmm:init=spread+gab", img_size=size)
+    x = torch.randn(2, 3, *size)
+
+    def run(function):
+        out = function(x)
+        return out.last_hidden_state if hasattr(out, "last_hidden_state") else out
+
+    expected = run(model)
+    expected.square().sum().backward()
+    wanted = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    out = run(torch.compile(model, fullgraph=True, backend="aot_eager"))
+    torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+    out.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        if wanted[name] is not None:
+            close = 1e-4 * float(wanted[name].abs().max()) + 1e-6
+            torch.testing.assert_close(parameter.grad, wanted[name], atol=close, rtol=1e-3, msg=name)
+    with torch.no_grad():
+        exported = torch.export.export(model, (x,)).module()
+        torch.testing.assert_close(run(exported), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(run(copy.deepcopy(model)), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(run(pickle.loads(pickle.dumps(model))), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_forward_intermediates():

@@ -48,14 +48,24 @@ FAMILIES = [
         "gcvit_xxtiny",
         None,
         {
-            "WindowAttentionGlobal, 64 windows of 7 x 7": 2,
-            "WindowAttentionGlobal, 16 windows of 7 x 7": 2,
+            "WindowAttentionGlobal, 64 windows of 7 x 7": 1,
+            "WindowAttentionGlobal, 16 windows of 7 x 7": 1,
             "WindowAttentionGlobal, 14 x 14": 6,
             "WindowAttentionGlobal, 7 x 7": 2,
         },
-        0,
+        2,  # global queries next to windows of other images: every second block of the stages with several windows
     ),
-    ("hiera_tiny_224", None, {"MaskUnitAttention, 7 x 7": 1}, 11),
+    (
+        "hiera_tiny_224",
+        None,
+        {
+            "MaskUnitAttention, 49 windows of 8 x 8": 1,
+            "MaskUnitAttention, 49 windows of 4 x 4": 1,
+            "MaskUnitAttention, 14 x 14": 6,
+            "MaskUnitAttention, 7 x 7": 1,
+        },
+        3,  # queries are pooled in the first block of stages 1, 2 and 3
+    ),
     ("levit_128s", None, {"Attention, 14 x 14": 2, "Attention, 7 x 7": 3, "Attention, 4 x 4": 4}, 2),
     ("lowformer_b0", None, {"ConvAttention, 7 x 7": 7}, 0),
     (
@@ -140,7 +150,7 @@ FAMILIES = [
     ("vit_small_patch16_rope_224", 64, {"AttentionRope, 4 x 4 + 1 prefix": 12}, 0),
     ("vit_tiny_r_s16_p8_224", 64, {"Attention, 2 x 2 + 1 prefix": 12}, 0),
     ("vitamin_small_224", 64, {"Attention, 4 x 4": 14}, 0),
-    ("volo_d1_224", 64, {"Attention, 4 x 4": 14}, 6),
+    ("volo_d1_224", 64, {"Attention, 4 x 4": 14}, 2),  # outlook attention has no product of queries and keys
 ]
 
 

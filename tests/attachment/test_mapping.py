@@ -11,9 +11,10 @@ from torchvision.models import VisionTransformer as TorchvisionVit
 
 import vicinal
 from small_models import SWIN, images, swin, swin_v2, vit
-from test_ordering import PLACES, Model
+from test_token_orders import PLACES, Model
 from vicinal import VicinalError
 from vicinal.attachment import patch_attention
+from vicinal.inspection.refusal import RefusalKind
 
 
 def place_of(number, patch, size, window, shift):
@@ -145,15 +146,26 @@ def test_convolutions_before_windows_are_not_taken_for_a_shift(seed):
     rows, columns = 16, 24
     assert attention.layer.place == "4 windows of 8 x 12"
     cells = torch.arange(rows * columns).view(rows // 2, 2, columns // 2, 2).permute(1, 3, 0, 2).reshape(4, -1)
-    assert torch.equal(attention._places.cells, cells)
+    assert torch.equal(attention.layer.queries.index, cells)
 
 
+@pytest.mark.parametrize("spec", [None, "gab"])
 @pytest.mark.parametrize("order", [PLACES.flip(1), PLACES.view(4, 2, 4, 2).permute(0, 2, 1, 3)])
-def test_tokens_out_of_order_have_no_map(order):
-    with pytest.raises(VicinalError, match=r"attention of blocks\.1 has no map: .* layer= chooses another"):
-        patch_attention(Model(order.flatten()), img_size=32)
-    with pytest.raises(VicinalError, match=r"attention of blocks\.0 has no map"):
-        patch_attention(Model(order.flatten()), 0, img_size=32)
+@torch.no_grad()
+def test_tokens_in_another_order_are_put_in_their_places(order, spec):
+    order = order.flatten()
+    model = Model(order, prefix=1, last_is_class=True).eval()
+    if spec:
+        vicinal.attach(model, spec, img_size=32)
+    with (
+        patch_attention(model, queries="mean", img_size=32) as attention,
+        vicinal.tap(model, img_size=32) as all_of_it,
+    ):
+        model(torch.randn(2, 3, 32, 32))
+    weights, expected = all_of_it.last.mean(1), torch.zeros(2, 8, 8)
+    for query, key in itertools.product(range(64), repeat=2):
+        expected[(slice(None), *divmod(int(order[key]), 8))] += weights[:, query, key] / 64
+    torch.testing.assert_close(attention.map, expected)
 
 
 def test_training_goes_on_as_without_and_no_gradient_flows():
@@ -172,24 +184,22 @@ def test_training_goes_on_as_without_and_no_gradient_flows():
 def test_channels_have_no_map_so_the_layer_before_is_read():
     model = vicinal.create_model("davit_tiny", img_size=64, embed_dims=(32,), depths=(1,), num_heads=(4,)).eval()
     layers = vicinal.tap(model, None, img_size=64).layers
-    assert "channels" in layers[-1].reason
+    assert layers[-1].refusal.kind in (RefusalKind.SPREAD, RefusalKind.IRREGULAR)
     attention = patch_attention(model, img_size=64)
     assert attention.layer.name == layers[-2].name
-    with pytest.raises(VicinalError, match="has no map: it attends over channels"):
+    with pytest.raises(VicinalError, match=layers[-1].name):
         patch_attention(model, -1, img_size=64)
 
 
 def test_bad_input_says_what_to_do():
     model = vit(dynamic_img_size=True)
-    with pytest.raises(VicinalError, match="unknown layer 7: the model has 3 attention layers"):
+    with pytest.raises(VicinalError, match=r"\b7\b.*\b3\b"):
         patch_attention(model, 7)
-    with pytest.raises(VicinalError, match="Conv2d has no attention to read"):
+    with pytest.raises(VicinalError, match="Conv2d"):
         patch_attention(nn.Conv2d(3, 3, 1), img_size=8)
-    with pytest.raises(VicinalError, match="nothing was read yet"):
+    with pytest.raises(VicinalError, match="with"):
         _ = patch_attention(model).map
     with patch_attention(model) as attention:
         model(torch.randn(2, 3, 32, 48))
-    with pytest.raises(
-        VicinalError, match=r"saw 25 tokens, where 17 \(4 x 4 \+ 1 prefix\) were expected: give the img_size"
-    ):
+    with pytest.raises(VicinalError, match=r"\b25\b.*\b17\b.*4 x 4 \+ 1 prefix.*img_size"):
         _ = attention.map

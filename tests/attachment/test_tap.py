@@ -6,12 +6,11 @@ import pytest
 import torch
 from timm.models.convit import ConVit
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vicinal
-from by_hand import attention_io, logits_by_hand
-from small_models import beit, cait, images, swin, swin_v2, vit
+from by_hand import assert_same, attention_io, logits_by_hand, raster
+from small_models import beit, cait, images, lively, swin, swin_v2, vit
 from vicinal import VicinalError
 
 
@@ -26,11 +25,11 @@ def vit_unfused():
 @pytest.mark.parametrize("make", [vit, vit_unfused])
 @torch.no_grad()
 def test_weights_equal_the_formula_from_the_models_weights(make, spec):
-    model = make().eval()
+    model = lively(make()).double()
     vicinal.attach(model, spec or "none")
-    x = images(model)
+    x = images(model).double()
     (tokens,), _, _ = attention_io(model.blocks[2].attn, lambda: model(x))
-    logits, bias, _ = logits_by_hand(model.blocks[2].attn, tokens, model.blocks[2].attn.prior)
+    logits, bias, _ = logits_by_hand(model.blocks[2].attn, tokens, model.blocks[2].attn.prior, raster(4, 4, 1))
     expected = (logits + bias).softmax(-1)
     if spec is None:
         vicinal.detach(model)
@@ -40,30 +39,30 @@ def test_weights_equal_the_formula_from_the_models_weights(make, spec):
             out = model(x)
         assert torch.equal(out, plain)
         assert list(t.weights) == ["blocks.2.attn"]
-        torch.testing.assert_close(t.last.double(), part, atol=1e-6, rtol=1e-4)
+        assert_same(t.last, part)
 
 
 @pytest.mark.parametrize("spec", [None, "gab"])
 @torch.no_grad()
 def test_windows_have_an_axis_and_rows_sum_to_one(spec):
-    model = swin().eval()
+    model = lively(swin()).double()
     if spec:
         vicinal.attach(model, spec)
     module = model.layers[0].blocks[1].attn
-    x = images(model, 3)
+    x = images(model, 3).double()
     (tokens,), kwargs, _ = attention_io(module, lambda: model(x))
     with vicinal.tap(model, layers=[1]) as t:
         model(x)
     assert t.last.shape == (3, 16, 2, 16, 16)
     assert t.layers[0].windows == 16
     prior = module.prior if spec else vicinal.build_prior("none", heads=2, grid=vicinal.Grid(4, 4))
-    logits, bias, _ = logits_by_hand(module, tokens, prior)
-    logits = logits + bias + module._get_rel_pos_bias().double() + kwargs["mask"].double().repeat(3, 1, 1)[:, None]
-    torch.testing.assert_close(t.last.flatten(0, 1).double(), logits.softmax(-1), atol=1e-6, rtol=1e-4)
+    logits, bias, _ = logits_by_hand(module, tokens, prior, raster(4, 4))
+    logits = logits + bias + module._get_rel_pos_bias() + kwargs["mask"].double().repeat(3, 1, 1)[:, None]
+    assert_same(t.last.flatten(0, 1), logits.softmax(-1))
     with vicinal.tap(model, queries="mean") as mean:
         model(x)
     assert mean.last.shape == (3, 4, 4, 16)
-    torch.testing.assert_close(mean.last.sum(-1), torch.ones(3, 4, 4))
+    torch.testing.assert_close(mean.last.sum(-1), torch.ones(3, 4, 4, dtype=torch.float64))
 
 
 @torch.no_grad()
@@ -242,67 +241,23 @@ def test_multihead_attention_is_read():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "value"),
     [
-        (lambda: vicinal.tap("vit"), "tap takes a torch.nn.Module, given str"),
-        (lambda: vicinal.tap(vit(), queries="clas"), "unknown queries 'clas'"),
-        (lambda: vicinal.tap(vit(), layers=[5]), "unknown layer 5: the model has 3"),
-        (lambda: vicinal.tap(swin(), queries="class"), "has no class token to read; use queries='mean'"),
+        (lambda: vicinal.tap("vit"), "str"),
+        (lambda: vicinal.tap(vit(), queries="clas"), "'clas'"),
+        (lambda: vicinal.tap(vit(), layers=[5]), r"\b5\b.*\b3\b"),
+        (lambda: vicinal.tap(swin(), queries="class"), "queries='mean'"),
         (
             lambda: vicinal.tap(vit(class_token=False, reg_tokens=2, global_pool="avg"), queries="class"),
-            "has no class token to read",
+            "queries='mean'",
         ),
-        (lambda: vicinal.tap(nn.Conv2d(3, 3, 1), img_size=8), "Conv2d has no attention to read"),
-        (lambda: vicinal.tap(vit()).last, "nothing was read yet"),
+        (lambda: vicinal.tap(nn.Conv2d(3, 3, 1), img_size=8), "Conv2d"),
+        (lambda: vicinal.tap(vit()).last, "with"),
     ],
 )
-def test_bad_input_says_what_to_do(make, message):
-    with pytest.raises(VicinalError, match=message):
+def test_bad_input_is_named(make, value):
+    with pytest.raises(VicinalError, match=value):
         make()
-
-
-@pytest.mark.parametrize(
-    ("make", "spec", "queries"),
-    [
-        (vit, None, "class"),
-        (vit, "gmm:init=spread", "class"),
-        (vit, "gmm:init=spread+gab", "mean"),
-        (swin, "gmm:init=spread", "mean"),
-        (cait, None, "class"),
-    ],
-)
-def test_a_compiled_model_is_read_in_one_graph(make, spec, queries):
-    model = make()
-    if spec:
-        vicinal.attach(model, spec)
-    x, t = images(model, 3), vicinal.tap(model, queries=queries)
-    with t:
-        plain = model(x)
-    expected = t.last
-    graphs = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=graphs)
-    torch.testing.assert_close(compiled(x), plain)  # compiled before the tap is open
-    for _ in range(2):
-        with t:
-            out = compiled(x)
-        torch.testing.assert_close(out, plain)
-        torch.testing.assert_close(t.last, expected)
-        assert not t.last.requires_grad
-    out.square().sum().backward()
-    torch.testing.assert_close(compiled(x), plain)
-    assert graphs.frame_count == 2  # with and without
-
-
-@torch.no_grad()
-def test_weights_of_a_compiled_model_are_reduced_too():
-    model = vit().eval()
-    x, t = images(model), vicinal.tap(model, None, reduce=lambda layer, weights: weights.square().sum(-1))
-    with t:
-        model(x)
-    expected = t.weights
-    with t:
-        torch.compile(model, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(t.weights, expected)
 
 
 def test_taps_of_one_layer_do_not_disturb_each_other():
@@ -316,7 +271,7 @@ def test_taps_of_one_layer_do_not_disturb_each_other():
 def test_a_tap_that_reads_nothing_says_so():
     model = vit()
     with (
-        pytest.raises(VicinalError, match=r"no attention of blocks.2.attn was read: run the model that was tapped"),
+        pytest.raises(VicinalError, match=r"blocks\.2\.attn"),
         vicinal.tap(model),
     ):
         pass
