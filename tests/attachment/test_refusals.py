@@ -198,7 +198,7 @@ def test_attention_of_which_only_the_class_token_is_kept_is_refused():
             return nn.functional.scaled_dot_product_attention(q, k, v)[:, :, 0]
 
     (site,) = vicinal.inspect(Pooled(ClassToken()), img_size=32).sites
-    assert site.refusal.kind is RefusalKind.UNVERIFIED
+    assert site.refusal.kind is RefusalKind.UNUSED
     assert site.queries.index.tolist() == [[-1, *range(16)]]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode, baddbmm_flop
+from torch.utils.flop_counter import FlopCounterMode
 
 from vicinal.analysis.memory import saved_bytes
 from vicinal.attachment import get_priors
@@ -128,11 +128,16 @@ def published(name: str, prior: str, img_size: tuple[int, int]) -> Published | N
     return PUBLISHED.get(name) if same else None
 
 
+def _baddbmm_flops(input: Any, left: Any, right: Any, *rest: Any, out_shape: Any = None, **more: Any) -> int:
+    """Returns floating-point operations of a batched product, from the shapes of its arguments."""
+    return int(2 * left[0] * left[1] * left[2] * right[2])
+
+
 def _macs(run: ModelRunner, images: int) -> tuple[int, int]:
     """Multiplications for a batch, in layers and in all; what a prior's table takes is there once."""
     layers = _LayerMacs()
     # The counter knows `baddbmm`, but not its in-place form, which attention under a prior uses.
-    products = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: baddbmm_flop})
+    products = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: _baddbmm_flops})
     with sdpa_kernel(SDPBackend.MATH), products, layers:  # the counter sees no products inside a fused kernel
         run(run.noise(images))
     return layers.count, products.get_total_flops() // 2

@@ -30,6 +30,7 @@ def attend_fused(
         narrow = q.dtype.itemsize == 2 and q.device.type != "cpu"
         if narrow:  # A large bias would overflow. The softmax ignores a shift of all keys of a query.
             prior_bias = (prior_bias - prior_bias.amax(-1, keepdim=True)).clamp(min=torch.finfo(q.dtype).min)
-        mask = prior_bias[None] if mask is None else prior_bias + additive_mask(mask, prior_bias.dtype)
+        dtype = torch.promote_types(prior_bias.dtype, softmax_dtype(q.dtype))
+        mask = prior_bias[None] if mask is None else prior_bias + additive_mask(mask, dtype)
         mask = mask.to(q.dtype if narrow else softmax_dtype(q.dtype))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=softmax_scale)

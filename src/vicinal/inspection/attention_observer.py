@@ -137,6 +137,8 @@ class AttentionObserver(AttentionMode):
             (frame, number), operation = self._multi_head, Operation.MULTI_HEAD
         lead = q.shape[:-2] if call.enable_gqa else torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
         logits = (*lead, q.shape[-2], k.shape[-2])
+        if call.enable_gqa:
+            k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
         found = AttentionCall(frame.module, frame.forward, Step(operation, number), q, k, logits, logits)
         if call.is_causal or call.enable_gqa:
             found.refused = "causal attention" if call.is_causal else "grouped-query attention"

@@ -136,7 +136,7 @@ class HeadLayout:
 
 
 def _size(axis: tuple[tuple[Factor, int], ...]) -> int:
-    return math.prod(size for _, size in axis)
+    return math.prod([size for _, size in axis])  # Dynamo does not trace a generator here
 
 
 def split_heads(layout: HeadLayout, responses: Tensor) -> Tensor:

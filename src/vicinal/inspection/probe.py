@@ -232,7 +232,9 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
     differs = F.adaptive_avg_pool2d(apart.square().mean(2), (rows, columns)).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
-    signs = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(0)).sign().to(out)
+    # As many channels go up as down: a normalization over channels removes what all of them share.
+    ranks = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(0)).argsort(0).argsort(0)
+    signs = torch.where(ranks < (out.shape[1] + 1) // 2, 1.0, -1.0).to(out)
     kept: Tensor = now[:1] + differs[:, :, None] * signs
     return kept.flatten(0, 1)
 
