@@ -116,8 +116,12 @@ def differential():
     return differential_vit(True).float(), (32, 32)
 
 
-@pytest.mark.parametrize("make", [hiera_units, detector, differential])
-def test_tokens_in_another_order_compile_export_and_copy(make):
+def plain_differential():
+    return differential_vit(False).float(), (32, 32)
+
+
+@pytest.mark.parametrize("make", [hiera_units, detector, differential, plain_differential])
+def test_uncommon_attention_compiles_exports_and_copies(make):
     model, size = make()
     vicinal.attach(model, "gmm:init=spread+gab", img_size=size)
     x = torch.randn(2, 3, *size)
