@@ -48,6 +48,7 @@ class PriorInterceptor(AttentionMode):
         self.applied = 0
         """Number of steps that the prior was applied in."""
         self.shape: tuple[int, ...] = ()
+        self.pair: tuple[Tensor | None, Tensor | None] | None = None
 
     def on_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Multiplies Q K^T by the prior's scale."""
@@ -130,9 +131,12 @@ class PriorInterceptor(AttentionMode):
 
     def _values(self, step: int) -> tuple[Tensor | None, Tensor | None]:
         """Returns scale and bias over pairs of tokens as the module orders them, each `(heads, tokens, tokens)`."""
-        scale, bias = self.prior()
-        if self.position is not None:
-            scale, bias = (None if x is None else x[:, self.position][:, :, self.position] for x in (scale, bias))
+        if self.pair is None:  # the same in all steps of a forward
+            scale, bias = self.prior()
+            if self.position is not None:
+                scale, bias = (None if x is None else x[:, self.position][:, :, self.position] for x in (scale, bias))
+            self.pair = scale, bias
+        scale, bias = self.pair
         if self.steps[step].transposed:
             scale, bias = (None if x is None else x.mT for x in (scale, bias))
         return scale, bias
