@@ -195,3 +195,18 @@ def test_cells_follow_a_rectangular_image():
         centers = site.queries.centers[0, 3:].view(4, 8, 2)
         torch.testing.assert_close(centers[:, 0, 0], (torch.arange(4.0).double() + 0.5) / 4, atol=0.02, rtol=0)
         torch.testing.assert_close(centers[0, :, 1], (torch.arange(8.0).double() + 0.5) / 8, atol=0.02, rtol=0)
+
+
+def test_a_compiled_model_is_inspected_attached_and_read_as_it_was_before():
+    model = vit()
+    compiled = torch.compile(model, backend="eager")
+    plain = compiled(images(model))
+    found = vicinal.inspect(compiled, img_size=32)
+    assert [site.place for site in found.served] == ["4 x 4 + 1 prefix"] * 3
+    vicinal.attach(compiled, "gab:amplitude=3", inspection=found)
+    x = images(model)
+    with vicinal.tap(compiled, inspection=found) as t:
+        out = compiled(x)
+    torch.testing.assert_close(out, model(x))
+    assert t.last.shape == (2, 4, 17, 17)
+    assert plain.shape == out.shape

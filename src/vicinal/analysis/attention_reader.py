@@ -14,7 +14,7 @@ from vicinal.errors import VicinalError
 from vicinal.inspection.attention_tap import tap
 from vicinal.inspection.layer_selection import Layers
 from vicinal.inspection.model_inspection import Inspection, inspect_runner
-from vicinal.inspection.model_runner import eval_without_side_effects, make_runner
+from vicinal.inspection.model_runner import eval_without_side_effects, make_runner, uncompiled
 from vicinal.inspection.sites import AttentionSite
 
 __all__ = ["AttentionReader", "Reduce", "attention_reader"]
@@ -98,7 +98,7 @@ def attention_reader(
     first = next(batches, None)
     if first is None:
         raise VicinalError("there are no images; give at least one")
-    model = getattr(model, "_orig_mod", model)  # as it was before torch.compile
+    model = uncompiled(model)
     inspection = inspect_runner(make_runner(model, example=first))
     found, left_out = find_layers(inspection, [layers] if isinstance(layers, int) else layers, check)
     return AttentionReader(name or name_of(model), found, left_out, inspection, itertools.chain([first], batches))

@@ -21,7 +21,7 @@ from vicinal.analysis.positions import Positions, changed_positions, is_rotary
 from vicinal.analysis.receptive_field import Mode, ReceptiveField
 from vicinal.errors import VicinalError, unknown
 from vicinal.inspection.feature_maps import find_map
-from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, make_runner
+from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, make_runner, uncompiled
 from vicinal.inspection.module_outputs import FeatureMap
 
 __all__ = ["ReceptiveField", "receptive_field"]
@@ -62,7 +62,7 @@ def receptive_field(
         seed: of random positions.
         batch_size: images in a backward pass, which bounds the memory.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile hides what happens inside
+    model = uncompiled(model)
     if not isinstance(model, nn.Module):
         raise VicinalError(f"receptive_field takes a torch.nn.Module, given {type(model).__name__}")
     if mode not in get_args(Mode):

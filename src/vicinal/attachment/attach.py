@@ -14,7 +14,7 @@ from vicinal.grid import Grid
 from vicinal.inspection.image_context import ImageSizeHook, noted_size
 from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection
-from vicinal.inspection.model_runner import Example, ImageSize, eval_without_side_effects
+from vicinal.inspection.model_runner import Example, ImageSize, eval_without_side_effects, uncompiled
 from vicinal.priors import build_prior
 from vicinal.text_table import text_table
 
@@ -105,7 +105,7 @@ def attach(
     _check_patches_stay(model)
     if inspection is None:
         inspection = inspect(model, img_size=img_size, example=example)
-    elif inspection.runner.model is not model:
+    elif inspection.runner.model is not uncompiled(model):
         raise VicinalError("the inspection is of another model; give that of this one")
     inspection = verified(inspection)
     sites = inspection.served

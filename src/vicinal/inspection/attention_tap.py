@@ -13,7 +13,7 @@ from vicinal.errors import VicinalError, unknown
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
 from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection, inspect_runner
-from vicinal.inspection.model_runner import Example, ImageSize, make_runner
+from vicinal.inspection.model_runner import Example, ImageSize, make_runner, uncompiled
 from vicinal.inspection.sites import AttentionSite
 
 __all__ = ["Tap", "find_attention", "tap"]
@@ -78,7 +78,7 @@ def find_attention(
     """Returns the attention of a model, found before or now. Raises VicinalError if there is none."""
     if inspection is None:
         inspection = inspect_runner(make_runner(model, img_size, example))
-    elif inspection.runner.model is not model:
+    elif inspection.runner.model is not uncompiled(model):
         raise VicinalError("the inspection is of another model; give that of this one")
     if not inspection.sites:
         raise VicinalError(f"{type(model).__name__} has no attention to read")

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
 
-__all__ = ["Example", "ImageSize", "ModelRunner", "eval_without_side_effects", "in_full_precision", "make_runner"]
+__all__ = [
+    "Example",
+    "ImageSize",
+    "ModelRunner",
+    "eval_without_side_effects",
+    "in_full_precision",
+    "make_runner",
+    "uncompiled",
+]
 
 ImageSize = int | tuple[int, int]
 Example = Tensor | Mapping[str, Any]
@@ -64,12 +72,21 @@ class ModelRunner:
             ) from error
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Returns the model inside the result of `torch.compile`; any other model as it is."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
 def make_runner(model: nn.Module, img_size: ImageSize | None = None, example: Example | None = None) -> ModelRunner:
     """Returns how to run a model: as the example shows, or on images of `img_size`, or of the size that it declares.
+
+    A compiled model is run as it was before `torch.compile`.
 
     Raises:
         VicinalError: if the size is not known, the example has no image, or the model is on the meta device.
     """
+    model = uncompiled(model)
     if any(x.is_meta for x in model.parameters()):
         raise VicinalError(
             f"{type(model).__name__} is on the meta device and has no weights to run with; "
