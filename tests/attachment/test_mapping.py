@@ -201,5 +201,19 @@ def test_bad_input_says_what_to_do():
         _ = patch_attention(model).map
     with patch_attention(model) as attention:
         model(torch.randn(2, 3, 32, 48))
-    with pytest.raises(VicinalError, match=r"\b25\b.*\b17\b.*4 x 4 \+ 1 prefix.*img_size"):
+    with pytest.raises(VicinalError, match=r"32 x 32, got 32 x 48.*img_size"):
         _ = attention.map
+
+
+@torch.no_grad()
+def test_images_of_another_shape_with_as_many_tokens_have_no_map():
+    model = vit(img_size=32, dynamic_img_size=True).eval()
+    attention = patch_attention(model, img_size=32)
+    with attention:
+        model(torch.randn(1, 3, 16, 64))
+    with pytest.raises(VicinalError, match="32 x 32, got 16 x 64"):
+        _ = attention.map
+    with attention:
+        model(torch.randn(1, 3, 32, 32))
+    assert attention.map.shape == (1, 4, 4)
+    assert not any(module._forward_pre_hooks for module in model.modules())

@@ -156,7 +156,7 @@ def _note_image_size(inspection: Inspection, modules: list[nn.Module]) -> None:
     with eval_without_side_effects(model), torch.no_grad():
         if not hooks:
             hooks = [ImageSizeHook(len(runner.shape) + 1, runner.shape[0])]
-            hooks[0].register(inspection.image_modules)
+            hooks[0].register(list(inspection.image_modules))
         try:
             runner(runner.noise(1))
         except BaseException:

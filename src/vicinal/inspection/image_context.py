@@ -83,15 +83,19 @@ class ImageModules:
     def __init__(self, runner: ModelRunner) -> None:
         self.model = runner.model
         self._axes, self._channels = len(runner.shape) + 1, runner.shape[0]
-        self._given: list[nn.Module] = []
+        self._given: dict[nn.Module, tuple[int, int]] = {}
         self._done = False
         self._hooks: list[Any] = []
 
     @property
-    def found(self) -> list[nn.Module]:
-        """The innermost modules."""
+    def found(self) -> dict[nn.Module, tuple[int, int]]:
+        """The innermost modules, and height and width of the image that each was given."""
         given = self._given
-        return [module for module in given if not any(other in given for other in list(module.modules())[1:])]
+        return {
+            module: size
+            for module, size in given.items()
+            if not any(other in given for other in list(module.modules())[1:])
+        }
 
     def __enter__(self) -> "ImageModules":
         for module in self.model.modules():
@@ -104,11 +108,15 @@ class ImageModules:
             hook.remove()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._done and module not in self._given and self._has_image((*args, *kwargs.values())):
-            self._given.append(module)
+        size = self._image_size((*args, *kwargs.values()))
+        if not self._done and module not in self._given and size is not None:
+            self._given[module] = size
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._done = self._done or (module in self._given and not self._has_image([output]))
+        self._done = self._done or (module in self._given and self._image_size([output]) is None)
 
-    def _has_image(self, values: Iterable[Any]) -> bool:
-        return any(isinstance(x, Tensor) and x.dim() == self._axes and x.shape[1] == self._channels for x in values)
+    def _image_size(self, values: Iterable[Any]) -> tuple[int, int] | None:
+        for x in values:
+            if isinstance(x, Tensor) and x.dim() == self._axes and x.shape[1] == self._channels:
+                return x.shape[-2], x.shape[-1]
+        return None

@@ -27,8 +27,8 @@ class Inspection:
     """The model, and the images that it ran on."""
     sites: list[AttentionSite]
     """Every attention, in the order in which they run."""
-    image_modules: list[nn.Module]
-    """The innermost modules that are given the image."""
+    image_modules: dict[nn.Module, tuple[int, int]]
+    """The innermost modules that are given the image, and its height and width there."""
     verified: bool = False
     """Whether a prior was tried in every site that takes one."""
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vicinal.cells import Cells
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_tap import Tap, find_attention, tap
+from vicinal.inspection.image_context import ImageSizeHook, noted_size
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize
 from vicinal.inspection.refusal import Refusal
@@ -67,8 +68,10 @@ def patch_attention(
     single = reads_image(site)
     reads_token = site.windows == 1 and has_class_token(model, site) and classifies_by_token(model)
     if single or (queries or ("class" if reads_token else "mean")) == "class":
-        return PatchAttention(tap(model, [number], reduce=mean_over_windows, queries="class", inspection=inspection))
-    return PatchAttention(tap(model, [number], reduce=mean_over_patches, inspection=inspection))
+        reader = tap(model, [number], reduce=mean_over_windows, queries="class", inspection=inspection)
+    else:
+        reader = tap(model, [number], reduce=mean_over_patches, inspection=inspection)
+    return PatchAttention(reader, inspection)
 
 
 def mean_over_windows(site: AttentionSite, weights: Tensor) -> Tensor:
@@ -97,21 +100,36 @@ def mean_over_patches(site: AttentionSite, weights: Tensor) -> Tensor:
 class PatchAttention:
     """Reads the attention of a model that runs inside `with`; made by `patch_attention`."""
 
-    def __init__(self, reader: Tap) -> None:
-        self._reader = reader
+    def __init__(self, reader: Tap, inspection: Inspection) -> None:
+        self._reader, self._inspection = reader, inspection
+        shape = inspection.runner.shape
+        self._size_hook = ImageSizeHook(len(shape) + 1, shape[0])
         (self.layer,) = reader.layers
         """Site where it is read."""
 
     def __enter__(self) -> "PatchAttention":
         self._reader.__enter__()
+        self._size_hook.register(list(self._inspection.image_modules))
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._size_hook.remove(self._inspection.runner.model)
         self._reader.__exit__(*error)
+
+    def _check_image(self) -> None:
+        """Raises VicinalError if the last image had another size than the model was inspected on."""
+        noted, sizes = noted_size(self._size_hook.key), self._inspection.image_modules.values()
+        if noted is not None and sizes and noted not in sizes:
+            height, width = self._inspection.runner.image
+            raise VicinalError(
+                f"the model was inspected on images of {height} x {width}, got {noted[0]} x {noted[1]}: "
+                "give the img_size in use"
+            )
 
     @property
     def map(self) -> Tensor:
         """Attention to each patch in the last run, `(images, rows, columns)`; without gradient."""
+        self._check_image()
         weights, site = self._reader.last.mean(-2), self.layer  # over heads
         keys = site.keys
         assert isinstance(keys, Cells)
