@@ -27,6 +27,7 @@ MATMULS = {
 }
 BADDBMMS = {torch.baddbmm, torch.Tensor.baddbmm}
 PRODUCTS = {*MATMULS, *BADDBMMS, torch.einsum}
+TENSOR_NAMES = ("input", "other", "mat2", "batch1", "batch2")  # in the order of the arguments
 SOFTMAXES = {torch.Tensor.softmax, torch.softmax, F.softmax, torch.special.softmax}
 
 
@@ -79,9 +80,9 @@ class AttentionMode(TorchFunctionMode):
         if func is F.multi_head_attention_forward:
             return self.on_multi_head(func, args, kwargs)
         if func in PRODUCTS:
-            return self.on_product(func, args, kwargs)
+            return self.on_product(func, *_positional(args, kwargs))
         if func in SOFTMAXES:
-            return self.on_softmax(func, args, kwargs)
+            return self.on_softmax(func, *_positional(args, kwargs))
         return self.on_other(func, args, kwargs)
 
     def on_fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: FusedCall) -> Tensor:
@@ -103,6 +104,14 @@ class AttentionMode(TorchFunctionMode):
     def on_other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of any other operation."""
         return func(*args, **kwargs)
+
+
+def _positional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns arguments of a product or softmax with tensors that were given by name in their places."""
+    named = [name for name in TENSOR_NAMES if name in kwargs]
+    if not named:
+        return args, kwargs
+    return (*args, *(kwargs[name] for name in named)), {k: x for k, x in kwargs.items() if k not in named}
 
 
 def product_sides(func: Any, args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
