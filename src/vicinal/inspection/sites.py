@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vicinal.cells import Cells, Layout
 from vicinal.grid import Grid
@@ -21,6 +20,7 @@ from vicinal.inspection.shared_layout import shared_layout
 
 __all__ = ["AttentionSite", "find_sites"]
 
+TIED_DISTANCE = 1.2  # times the distance of the nearest key: keys that are as near
 MAX_ROUNDS = 3  # of a probe, where attention without a residual path hides the layers behind it
 
 
@@ -130,14 +130,16 @@ def _is_silent(placement: Placement) -> bool:
 
 
 def _followers(placements: dict[Key, Placement]) -> Iterator[tuple[Key, Follow]]:
-    """Yields weights by which every query takes the value of the nearest key, where both sides have cells."""
+    """Yields weights by which every query takes the mean value of the nearest keys, where both sides have cells."""
     for key, placement in placements.items():
         queries, keys = placement.queries, placement.keys
         if isinstance(queries, Cells) and isinstance(keys, Cells):
             q, k = (side.centers.nan_to_num(-9.0) for side in (queries, keys))
-            nearest = torch.cdist(q, k).argmin(-1)
-            weights = F.one_hot(nearest, k.shape[1]) * (queries.index >= 0)[..., None]
-            yield key, functools.partial(_expanded, placement.layout, weights[:, None].float())
+            distance = torch.cdist(q, k)
+            # A query between several keys takes all of them: which one is nearest would be left to rounding.
+            nearest = (distance <= TIED_DISTANCE * distance.amin(-1, keepdim=True)).float()
+            weights = nearest / nearest.sum(-1, keepdim=True) * (queries.index >= 0)[..., None]
+            yield key, functools.partial(_expanded, placement.layout, weights[:, None])
 
 
 def _expanded(layout: HeadLayout, weights: Tensor, shape: tuple[int, ...]) -> Tensor:
