@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from vicinal.attention import chunks
+
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
@@ -40,3 +42,10 @@ def _labelled_images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     table = next(parquet.ParquetFile(file).iter_batches(batch_size=count)).to_pydict()
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(image["bytes"])).convert("RGB")) for image in table["img"]])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1, torch.tensor(table["label"])
+
+
+@pytest.fixture(params=["all", "images", "heads", "rows"])
+def chunk_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divides attention in each of the ways a large input would be."""
+    logits = {"all": 2**19, "images": 300, "heads": 150, "rows": 35}[request.param]  # 2 heads of 10 tokens have 200
+    monkeypatch.setattr(chunks, "CPU_CHUNK_LOGITS", logits)

@@ -169,8 +169,8 @@ def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
     if lattice is None:
         return Refusal(RefusalKind.IRREGULAR, f"its {len(points)} {what} that follow the image form no lattice over it")
     pitch = torch.tensor(lattice.pitch, dtype=points.dtype)
-    apart = torch.stack([(_centers(one)[0][heard] - lattice.centers) / pitch for one in probes]).abs()
-    if not all_near(apart.amax((0, 2)), lattice, PROBE_LIMITS):
+    apart = torch.stack([(_centers(one)[0][heard] - lattice.centers) / pitch for one in probes]).abs().amax(2)
+    if not all_near(apart.amax(0), lattice, PROBE_LIMITS):
         return Refusal(RefusalKind.CONTENT, f"the places of its {what} depend on the content of the image")
     index = torch.full(heard.shape, -1)
     index[heard] = lattice.cells

@@ -22,7 +22,7 @@ from vicinal.inspection.model_runner import ModelRunner
 __all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
 
 RAMPS = 4
-AMPLITUDE = 0.01  # of a map's spread: responses then grow as its square, and are far above rounding
+AMPLITUDE = 0.002  # of a map's spread: maxima hardly switch, responses grow as its square, far above rounding
 MAX_PIXELS = 512**2  # of an image; larger ones run with two ramps at a time, for the memory
 MIN_SPREAD = 1e-12  # a map whose values differ by less is taken to be constant
 # Operations that look at several places of a map `(images, channels, rows, columns)` at once.
