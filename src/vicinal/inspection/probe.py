@@ -24,6 +24,7 @@ __all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence"
 RAMPS = 4
 AMPLITUDE = 0.002  # of a map's spread: maxima hardly switch, responses grow as its square, far above rounding
 MAX_PIXELS = 512**2  # of an image; larger ones run with two ramps at a time, for the memory
+PATTERNS = 32  # of signs over channels
 MIN_SPREAD = 1e-12  # a map whose values differ by less is taken to be constant
 # Operations that look at several places of a map `(images, channels, rows, columns)` at once.
 SPATIAL = {
@@ -232,11 +233,20 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
     differs = F.adaptive_avg_pool2d(apart.square().mean(2), (rows, columns)).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
-    # As many channels go up as down: a normalization over channels removes what all of them share.
-    ranks = torch.randn(out.shape[1:], generator=torch.Generator().manual_seed(0)).argsort(0).argsort(0)
-    signs = torch.where(ranks < (out.shape[1] + 1) // 2, 1.0, -1.0).to(out)
+    signs = _signs(out.shape[1], rows * columns).view(out.shape[1:]).to(out)
     kept: Tensor = now[:1] + differs[:, :, None] * signs
     return kept.flatten(0, 1)
+
+
+def _signs(channels: int, places: int) -> Tensor:
+    """Returns the direction of the disturbance in each place, `(channels, places)`: one of a few patterns by chance.
+
+    As many channels go up as down, because a normalization over channels removes what all of them share.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.rand(channels, PATTERNS, generator=generator).argsort(0).argsort(0)
+    patterns = torch.where(ranks < (channels + 1) // 2, 1.0, -1.0)
+    return patterns[:, torch.randint(PATTERNS, (places,), generator=generator)]
 
 
 def _unfolded_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any, *rest: Any, **more: Any) -> Tensor:
