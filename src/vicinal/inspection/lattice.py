@@ -8,7 +8,7 @@ from torch import Tensor
 
 __all__ = ["CELL_LIMITS", "PROBE_LIMITS", "Lattice", "all_near", "full_lattice", "overlapping_lattice"]
 
-MAX_CELL_RATIO = 8  # of a cell's sides; a thinner one is the noise of a single line
+MAX_CELL_RATIO = 20  # of a cell's sides; a thinner one is the noise of a single line
 # In cells:
 MAX_RESIDUAL = 0.22  # rms distance of tokens from the lines of their rows and columns
 MAX_OVERLAP_RESIDUAL = 0.065  # the same where windows overlap, so that the number of tokens says nothing

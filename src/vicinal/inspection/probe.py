@@ -24,7 +24,7 @@ __all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence"
 RAMPS = 4
 AMPLITUDE = 0.002  # of a map's spread: maxima hardly switch, responses grow as its square, far above rounding
 MAX_PIXELS = 512**2  # of an image; larger ones run with two ramps at a time, for the memory
-PATTERNS = 32  # of signs over channels
+PATTERNS = 1024  # of signs over channels; few places that are pooled together share one
 MIN_SPREAD = 1e-12  # a map whose values differ by less is taken to be constant
 # Operations that look at several places of a map `(images, channels, rows, columns)` at once.
 SPATIAL = {
@@ -207,7 +207,8 @@ def _responses(call: AttentionCall, images: int) -> tuple[tuple[int, bool], Tens
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
+    """Returns whether two results are of the same image: disturbed ones differ by about AMPLITUDE of their size."""
+    return torch.allclose(one, other, rtol=0, atol=AMPLITUDE / 100 * float(other.abs().max()))
 
 
 def _squared(x: Tensor) -> Tensor:
