@@ -6,9 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 from vicinal._torchvision import ensure_torchvision
 from vicinal.priors import registry
+
+settings.register_profile("fixed", derandomize=True)  # the same examples in every run
+settings.load_profile("fixed")
 
 ensure_torchvision()  # before any test imports timm
 

@@ -164,7 +164,8 @@ def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
     if len(points) == 1 or float(points.std(0, correction=0).max()) < MIN_CENTER_STD:
         return Refusal(RefusalKind.SPREAD, f"each of its {what} follows the whole image")
     lattice = full_lattice(points, aspect) or overlapping_lattice(points, heard, aspect)
-    if lattice is None and float(points.std(0, correction=0).max()) < MIN_LATTICE_STD:
+    in_each = [_centers(one)[0][heard].std(0, correction=0) for one in probes]
+    if lattice is None and float(torch.stack(in_each).max()) < MIN_LATTICE_STD:
         return Refusal(RefusalKind.SPREAD, f"each of its {what} follows the whole image")
     if lattice is None:
         return Refusal(RefusalKind.IRREGULAR, f"its {len(points)} {what} that follow the image form no lattice over it")
