@@ -3,8 +3,8 @@
 Denormal numbers are those below the smallest normal one, 1.2e-38 in fp32. Many CPUs multiply them in microcode, more
 than ten times slower, and narrow priors make them by the thousand: a window of sigma = 0.5 patches gives a key 7
 patches away the weight exp(-98) = 3e-43. `torch.set_flush_denormal` acts on everything else in the process too.
-Attention avoids denormal numbers instead: weights and the prior's scale are 0 or at least `smallest_factor`. GPUs
-compute denormal numbers at full speed, so nothing is done there.
+Attention avoids denormal numbers instead: weights and the prior's scale are 0 or at least `smallest_factor` (in
+inference of few images, only under a bias). GPUs compute denormal numbers at full speed, so nothing is done there.
 """
 
 import math

@@ -108,7 +108,8 @@ def _weights(
     out = products if values_are_readable(products) and not torch.is_grad_enabled() else None
     products = torch.mul(products, softmax_scale, out=out)
     mask = None if mask is None else additive_mask(mask, dtype)
-    return softmax_weights(products, prior_scale, prior_bias, mask, out)
+    # Biases narrow attention. A look at logits without one takes longer than the rare tiny weight in inference.
+    return softmax_weights(products, prior_scale, prior_bias, mask, out, bounded=out is not None and prior_bias is None)
 
 
 def softmax_weights(
@@ -127,7 +128,7 @@ def softmax_weights(
         prior_bias: terms, which broadcast to products; None for 0.
         mask: terms, which broadcast to products; a query whose terms are all -inf gets weights of 0.
         out: where to write every step, without autograd; can be `products`. None makes new tensors.
-        bounded: whether the spread of the logits is known to be small, see `spread_is_bounded`.
+        bounded: whether the spread of the logits is taken to be small without a look, see `spread_is_bounded`.
     """
     logits = products
     if prior_scale is not None:
