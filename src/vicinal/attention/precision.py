@@ -18,11 +18,11 @@ from vicinal.priors.base import smallest_factor
 __all__ = [
     "additive_mask",
     "can_have_tiny_weights",
+    "drop_tiny_terms",
     "drop_tiny_weights",
     "makes_tiny_weights",
     "product_dtype",
     "softmax_dtype",
-    "spread_is_bounded",
     "values_are_readable",
 ]
 
@@ -53,8 +53,8 @@ def values_are_readable(x: Tensor) -> bool:
     return not transformed and type(x) is Tensor and x.device.type != "meta"
 
 
-def can_have_tiny_weights(logits: Tensor) -> bool:
-    """Returns whether the softmax of logits on a CPU can have weights below `smallest_factor`.
+def can_have_tiny_weights(logits: Tensor, part: float = 1.0) -> bool:
+    """Returns whether the softmax of logits on a CPU can have weights below `smallest_factor ** part`.
 
     The spread of all logits decides, which is cheaper than that of each row. If values cannot be read, True.
     """
@@ -63,25 +63,23 @@ def can_have_tiny_weights(logits: Tensor) -> bool:
     if not values_are_readable(logits):
         return True
     lowest, highest = logits.detach().aminmax()
-    return not highest.item() - lowest.item() <= -math.log(smallest_factor(logits.dtype))
+    return not highest.item() - lowest.item() <= -part * math.log(smallest_factor(logits.dtype))
 
 
-def spread_is_bounded(
-    q: Tensor, k: Tensor, softmax_scale: float, prior_scale: Tensor | None, prior_bias: Tensor | None
-) -> bool:
-    """Returns whether no row of the logits can spread so far that a weight falls below `smallest_factor`.
+def drop_tiny_terms(pairs: Tensor | None) -> Tensor | None:
+    """Returns a bias over pairs of tokens, on a CPU with -inf where its exponential is below `smallest_factor`.
 
-    By the lengths of queries and keys, |q k^T| <= |q| |k|, which costs less than a look at all logits.
+    That of the row's largest term is 1. If the logits without bias spread by at most half as far, their weights under
+    this bias are 0 or at least `smallest_factor ** 1.5`, and a weight that it drops was below the square root of
+    `smallest_factor`, 3e-10 in fp32.
+
+    Args:
+        pairs: `(heads, queries, keys)`; None for 0.
     """
-    if q.device.type != "cpu" or not values_are_readable(q) or not q.numel():
-        return False
-    longest = [torch.linalg.vector_norm(x.detach(), dim=-1, dtype=softmax_dtype(x.dtype)).amax().item() for x in (q, k)]
-    factor = 1.0 if prior_scale is None else max(1.0, prior_scale.detach().abs().amax().item())
-    bound = 2 * longest[0] * longest[1] * abs(softmax_scale) * factor
-    if prior_bias is not None:
-        lowest, highest = prior_bias.detach().aminmax()
-        bound += max(highest.item(), 0.0) - min(lowest.item(), 0.0)  # a prefix token has a bias of 0
-    return bool(bound <= -math.log(smallest_factor(softmax_dtype(q.dtype))))
+    if pairs is None or pairs.device.type != "cpu":
+        return pairs
+    tiny = pairs - pairs.amax(-1, keepdim=True) < math.log(smallest_factor(pairs.dtype))
+    return pairs.masked_fill(tiny, -math.inf) if bool(tiny.any()) else pairs
 
 
 def drop_tiny_weights(logits: Tensor, maximum: Tensor, out: Tensor | None = None) -> Tensor:

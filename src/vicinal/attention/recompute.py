@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from vicinal.attention.chunks import ChunkedAttention
-from vicinal.attention.precision import spread_is_bounded
+from vicinal.attention.precision import can_have_tiny_weights, drop_tiny_terms
 from vicinal.attention.reference import softmax_weights
 from vicinal.grid import Grid
 
@@ -87,18 +87,19 @@ def run_forward(
         mask: numbers to add to the logits, 4-D, each size 1 or that of `(batch, heads, tokens, tokens)`.
         settings: grid, factor of q k^T and dropout.
     """
-    bounded = mask is None and spread_is_bounded(q, k, settings.softmax_scale, prior_scale, prior_bias)
     chunked = ChunkedAttention(q, v, logit_buffers=1)
     out = chunked.result_like(v)
     generator = _generator(q, settings)
     for heads in chunked.head_groups:
         scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
+        narrow = drop_tiny_terms(biases)
         for images, rows in chunked.chunks:
             queries = chunked.load("q", q[images, heads, rows])
             keys, values = chunked.load("k", k[images, heads]), chunked.load("v", v[images, heads])
             products = chunked.product(0, queries, keys, heads, settings.softmax_scale)
-            terms = _rows(scales, rows), _rows(biases, rows), _mask_chunk(mask, images, heads, rows)
-            weights = softmax_weights(products, *terms, out=products, bounded=bounded)
+            pairs = _rows(scales, rows), _rows(biases, rows), _rows(narrow, rows)
+            mask_chunk = _mask_chunk(mask, images, heads, rows)
+            weights = _weights(products, *pairs, mask_chunk, out=products)
             if settings.dropout:
                 weights = weights * _dropout_factors(weights, settings.dropout, generator)
             torch.bmm(chunked.matrices(weights), values, out=chunked.matrices(out[images, heads, rows]))
@@ -128,12 +129,12 @@ def run_backward(
         torch.zeros_like(values) if values is not None and wish else None
         for values, wish in zip((prior_scale, prior_bias, mask), wanted, strict=True)
     )
-    bounded = mask is None and spread_is_bounded(q, k, settings.softmax_scale, prior_scale, prior_bias)
     chunked = ChunkedAttention(q, v, logit_buffers=2 if prior_scale is None else 3)
     dq, dk, dv = chunked.result_like(q), chunked.result_like(k), chunked.result_like(v)
     generator = _generator(q, settings)
     for heads in chunked.head_groups:
         scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
+        narrow = drop_tiny_terms(biases)
         d_scales = torch.zeros_like(scales) if scales is not None and d_prior_scale is not None else None
         d_biases = torch.zeros_like(biases) if biases is not None and d_prior_bias is not None else None
         for images, rows in chunked.chunks:
@@ -141,10 +142,11 @@ def run_backward(
             keys, values = chunked.load("k", k[images, heads]), chunked.load("v", v[images, heads])
             grads = chunked.load("gradient", gradient[images, heads, rows])
             products = chunked.product(0, queries, keys, heads, settings.softmax_scale)
-            terms = _rows(scales, rows), _rows(biases, rows), _mask_chunk(mask, images, heads, rows)
+            pairs = _rows(scales, rows), _rows(biases, rows), _rows(narrow, rows)
+            mask_chunk = _mask_chunk(mask, images, heads, rows)
             # The gradient of prior_scale needs the products, so the weights get a buffer of their own.
             buffer = products if scales is None else chunked.buffer_like(2, products)
-            weights = softmax_weights(products, *terms, out=buffer, bounded=bounded)
+            weights = _weights(products, *pairs, mask_chunk, out=buffer)
             d_weights = chunked.product(1, grads, values, heads)
             dropped = weights
             if settings.dropout:
@@ -173,6 +175,30 @@ def run_backward(
             if d_values is not None and d_pairs is not None:
                 d_values[heads] = _token_pairs_adjoint(d_pairs, settings)
     return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), d_prior_scale, d_prior_bias, d_mask
+
+
+def _weights(
+    products: Tensor,
+    scales: Tensor | None,
+    biases: Tensor | None,
+    narrow: Tensor | None,
+    mask: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """Returns the weights of a chunk, in `out`.
+
+    Args:
+        products: q k^T * softmax_scale, `(images, heads, rows, tokens)`.
+        scales: of the prior, `(heads, rows, tokens)`; None for 1.
+        biases: as scales; None for 0.
+        narrow: `drop_tiny_terms(biases)`. It spares a look at each row where the products alone spread little.
+        mask: terms, which broadcast to products; or None.
+        out: of the shape of products; can be `products`.
+    """
+    logits = products if scales is None else torch.mul(products, scales, out=out)
+    if mask is not None or can_have_tiny_weights(logits, 1.0 if biases is None else 0.5):
+        return softmax_weights(logits, None, biases, mask, out=out)
+    return torch.softmax(logits if narrow is None else torch.add(logits, narrow, out=out), -1, out=out)
 
 
 def _token_pairs(values: Tensor | None, neutral: float, heads: slice, settings: Settings) -> Tensor | None:

@@ -109,7 +109,7 @@ def _weights(
     products = torch.mul(products, softmax_scale, out=out)
     mask = None if mask is None else additive_mask(mask, dtype)
     # Biases narrow attention. A look at logits without one takes longer than the rare tiny weight in inference.
-    return softmax_weights(products, prior_scale, prior_bias, mask, out, bounded=out is not None and prior_bias is None)
+    return softmax_weights(products, prior_scale, prior_bias, mask, out, look=out is None or prior_bias is not None)
 
 
 def softmax_weights(
@@ -118,7 +118,7 @@ def softmax_weights(
     prior_bias: Tensor | None,
     mask: Tensor | None,
     out: Tensor | None = None,
-    bounded: bool = False,
+    look: bool = True,
 ) -> Tensor:
     """Returns `softmax(prior_scale * products + prior_bias + mask)`, of the shape of `products`.
 
@@ -128,7 +128,7 @@ def softmax_weights(
         prior_bias: terms, which broadcast to products; None for 0.
         mask: terms, which broadcast to products; a query whose terms are all -inf gets weights of 0.
         out: where to write every step, without autograd; can be `products`. None makes new tensors.
-        bounded: whether the spread of the logits is taken to be small without a look, see `spread_is_bounded`.
+        look: whether to look for tiny weights, to drop them.
     """
     logits = products
     if prior_scale is not None:
@@ -137,7 +137,7 @@ def softmax_weights(
         logits = torch.add(logits, prior_bias, out=out)
     if mask is not None:
         logits = torch.add(logits, mask, out=out)
-    tiny = not bounded and can_have_tiny_weights(logits)
+    tiny = look and can_have_tiny_weights(logits)
     if mask is None and not tiny:
         return torch.softmax(logits, -1, out=out)
     maximum = logits.detach().amax(-1, keepdim=True)

@@ -75,10 +75,7 @@ class Prior(nn.Module):
         """Returns parameters and buffers. `nn.Module.parameters` takes 10 microseconds, much for one image."""
         modules = self.modules() if self._modules else (self,)
         return [
-            x
-            for module in modules
-            for x in (*module._parameters.values(), *module._buffers.values())
-            if x is not None
+            x for module in modules for x in (*module._parameters.values(), *module._buffers.values()) if x is not None
         ]
 
     def scale(self) -> Tensor | None:
