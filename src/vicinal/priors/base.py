@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
+from vicinal.priors.formula import formula_at, formula_on, table_stretch
+from vicinal.priors.placed import PriorOnGrid, PriorOnPairs, ScaleBias, TokenCache, TokenPairs
 
 __all__ = ["Prior", "ScaleBias", "Values"]
 
-ScaleBias = tuple[Tensor | None, Tensor | None]
 Values = float | Sequence[float] | Sequence[Sequence[float]] | Tensor
 
-CACHED = 2**20  # numbers of a prior over tokens that are kept between calls in inference
 EPSILON = 1e-5  # added to a squared width, in patches: a kernel of width 0 touches its own patch only
 
 
@@ -50,6 +50,8 @@ class Prior(nn.Module):
 
     per_offset: bool = True
     """Whether `scale` and `bias` are tables over offsets, or free per pair of patches."""
+    free_table: bool = False
+    """Whether the values over offsets are free numbers, which are stretched to another grid."""
     spec: str = ""
     """What `build_prior` made it from."""
     spec_options: Mapping[str, Any] = MappingProxyType({})
@@ -63,13 +65,19 @@ class Prior(nn.Module):
             raise VicinalError(f"a prior needs a Grid(height, width, prefix), given {grid!r}")
         self.heads, self.layer, self.depth = heads, layer, depth
         self.grid = grid
-        self._cache: tuple[list[int | float | str | Grid], list[Tensor], ScaleBias] | None = None
+        self._cache = TokenCache()
 
     @property
     def device(self) -> torch.device | None:
         """Where the parameters are; None if there are none, as for `none`."""
         state = self._state()
         return state[0].device if state else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which the formula is computed: that of the parameters, at least fp32."""
+        state = [x.dtype for x in self._state() if x.is_floating_point()]
+        return torch.promote_types(state[0], torch.float32) if state else torch.float32
 
     def _state(self) -> list[Tensor]:
         """Returns parameters and buffers. `nn.Module.parameters` takes 10 microseconds, much for one image."""
@@ -78,13 +86,43 @@ class Prior(nn.Module):
             x for module in modules for x in (*module._parameters.values(), *module._buffers.values()) if x is not None
         ]
 
-    def scale(self) -> Tensor | None:
-        """What multiplies the logits: `(heads or 1, 2h-1, 2w-1)`, or `(heads or 1, patches, patches)`; None for 1."""
+    @property
+    def queries(self) -> int:
+        """Number of query tokens."""
+        return self.grid.tokens
+
+    @property
+    def keys(self) -> int:
+        """Number of key tokens."""
+        return self.grid.tokens
+
+    def scale_at(self, rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Returns the factors of the logits by the prior's formula, `(heads or 1, *shape)`; None for 1.
+
+        Args:
+            rows: offsets from query to key in patches, 2-D; they broadcast with `columns` to `shape`.
+            columns: as rows.
+        """
         return None
 
-    def bias(self) -> Tensor | None:
-        """What is added to the logits; shapes as for `scale`; None for 0."""
+    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor | None:
+        """Returns the terms that are added to the logits; arguments and shapes as for `scale_at`; None for 0."""
         return None
+
+    def scale(self) -> Tensor | None:
+        """Returns what multiplies the logits; None for 1.
+
+        `(heads or 1, 2h-1, 2w-1)` over the offsets of the grid, or `(heads or 1, patches, patches)`.
+        """
+        if type(self).scale_at is Prior.scale_at:
+            return None
+        return self.scale_at(*self.grid.offsets(self.device, self.dtype))
+
+    def bias(self) -> Tensor | None:
+        """Returns what is added to the logits; shapes as for `scale`; None for 0."""
+        if type(self).bias_at is Prior.bias_at:
+            return None
+        return self.bias_at(*self.grid.offsets(self.device, self.dtype))
 
     def values(self) -> ScaleBias:
         """Returns `(scale(), bias())` for every head, in full precision whatever the autocast around it.
@@ -92,7 +130,49 @@ class Prior(nn.Module):
         On a CPU, factors below `smallest_factor` are 0, because products with them would be denormal numbers.
         """
         with full_precision(self.device or torch.device("cpu")):
-            scale, bias = self.scale(), self.bias()
+            return self._for_every_head(self.scale(), self.bias())
+
+    def at(self, offsets: Tensor, grid: Grid | None = None) -> ScaleBias:
+        """Returns scale and bias at any offsets, each `(heads, *shape)` or None.
+
+        >>> import torch, vicinal
+        >>> prior = vicinal.build_prior("decay:gamma=0.5", heads=2, grid=vicinal.Grid(8, 8))
+        >>> scale, bias = prior.at(torch.tensor([[0.0, 0.0], [0.5, -1.0]]))
+        >>> bias.exp()
+        tensor([[1.0000, 0.3536],
+                [1.0000, 0.3536]])
+
+        Raises VicinalError for a prior that is no function of the offset.
+
+        Args:
+            offsets: rows and columns from query to key, in patches, whole or fractional: `(*shape, 2)`. A free table is
+                interpolated; beyond its edge, its last value counts.
+            grid: of the patches, to which free tables are stretched; by default the prior's.
+        """
+        if offsets.shape[-1:] != (2,):
+            raise VicinalError(f"at takes offsets (*shape, 2), rows and columns, given shape {tuple(offsets.shape)}")
+        stretch = offsets.new_tensor(table_stretch(self, grid or self.grid))
+        rows, columns = (offsets * stretch).to(self.device, self.dtype).reshape(-1, 2).T[..., None]
+        with full_precision(self.device or torch.device("cpu")):
+            pair = self._for_every_head(*formula_at(self, rows, columns))
+        scale, bias = (None if x is None else x.reshape(self.heads, *offsets.shape[:-1]) for x in pair)
+        return scale, bias
+
+    def values_on(self, grid: Grid) -> ScaleBias:
+        """Returns `values()` as they are on another grid: widths stay in patches, free tables are stretched.
+
+        The parameters are this prior's own, so gradients reach them; `resize` returns a prior with its own ones.
+        """
+        if (grid.height, grid.width) == (self.grid.height, self.grid.width):
+            return self.values()
+        with full_precision(self.device or torch.device("cpu")):
+            return self._for_every_head(*self._on_grid(grid))
+
+    def _on_grid(self, grid: Grid) -> ScaleBias:
+        """Returns scale and bias over the offsets of another grid, for `heads or 1`."""
+        return formula_on(self, grid)
+
+    def _for_every_head(self, scale: Tensor | None, bias: Tensor | None) -> ScaleBias:
         return (
             None if scale is None else zero_tiny_factors(scale).expand(self.heads, -1, -1),
             None if bias is None else bias.expand(self.heads, -1, -1),
@@ -103,37 +183,35 @@ class Prior(nn.Module):
         return self.values() if self.per_offset else None
 
     def pairs(self) -> ScaleBias:
-        """Scale and bias over pairs of patches, each `(heads, patches, patches)` or None."""
-        scale, bias = self.values()
+        """Returns scale and bias over pairs of patches, each `(heads, patches, patches)` or None."""
+        return self.pairs_on(self.grid)
+
+    def pairs_on(self, grid: Grid) -> ScaleBias:
+        """Returns `pairs()` as they are on another grid, see `values_on`."""
+        scale, bias = self.values_on(grid)
         if not self.per_offset:
             return scale, bias
-        return None if scale is None else self.grid.unfold(scale), None if bias is None else self.grid.unfold(bias)
+        return None if scale is None else grid.unfold(scale), None if bias is None else grid.unfold(bias)
 
     def forward(self) -> ScaleBias:
-        """Scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.heads * self.grid.tokens**2 > CACHED:
-            return self._over_tokens()
-        # Inference of a few images spends more on rebuilding a prior than on attention, so the last one is kept with a
-        # copy of what it came from. Comparing values, not version counters, sees writes through `.data` too.
-        state = self._state()
-        if any(values.device.type != "cpu" for values in state):  # comparing would wait for the device
-            return self._over_tokens()
-        modules = self.modules() if self._modules else (self,)
-        held: list[object] = [value for module in modules for value in vars(module).values()]
-        plain = [value for value in held if isinstance(value, int | float | str | Grid)]
-        if self._cache is None or self._cache[0] != plain or not _equal(self._cache[1], state):
-            self._cache = plain, [values.clone() for values in state], self._over_tokens()
-        return self._cache[2]
+        """Returns scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
+        return self.on(self.grid)()
 
-    def _over_tokens(self) -> ScaleBias:
-        scale, bias = self.pairs()
-        return (
-            None if scale is None else self.grid.add_prefix(scale, 1.0),
-            None if bias is None else self.grid.add_prefix(bias, 0.0),
-        )
+    def on(self, grid: Grid) -> PriorOnGrid:
+        """Returns this prior as it acts on another grid, for `attend`; its parameters are this prior's own."""
+        return PriorOnGrid(self, grid)
+
+    def between(self, places: TokenPairs, grid: Grid | None = None) -> PriorOnPairs:
+        """Returns this prior as it acts between queries and keys with places of their own, for `attend`.
+
+        Args:
+            places: offsets of all pairs of a query and a key.
+            grid: over which free tables are stretched; by default the prior's.
+        """
+        return PriorOnPairs(self, places, grid or self.grid)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cache": None}  # pickles and copies stay small
+        return self.__dict__ | {"_cache": TokenCache()}  # pickles and copies stay small
 
     def resize(self, grid: Grid, *, rescale: bool = False) -> "Prior":
         """The same prior on another grid, as a new module.
@@ -154,12 +232,6 @@ class Prior(nn.Module):
     def extra_repr(self) -> str:
         """Heads and grid, for `print(model)`."""
         return f"heads={self.heads}, grid={self.grid}"
-
-
-def _equal(left: Iterable[Tensor], right: Iterable[Tensor]) -> bool:
-    return all(
-        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(left, right, strict=True)
-    )
 
 
 def autocasting(device: torch.device) -> bool:

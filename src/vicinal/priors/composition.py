@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
@@ -38,16 +38,26 @@ class Composition(Prior):
         self.parts = nn.ModuleList(parts)
 
     def values(self) -> ScaleBias:
-        """Product of the parts' scales and sum of their biases."""
-        pairs = [part.values() if self.per_offset else part.pairs() for part in self._priors()]
-        scales = [scale for scale, _ in pairs if scale is not None]
-        biases = [bias for _, bias in pairs if bias is not None]
-        return functools.reduce(torch.mul, scales) if scales else None, functools.reduce(
-            torch.add, biases
-        ) if biases else None
+        """Returns the product of the parts' scales and the sum of their biases."""
+        return self.values_on(self.grid)
+
+    def values_on(self, grid: Grid) -> ScaleBias:
+        """Returns the product of the parts' scales and the sum of their biases on another grid."""
+        return _combined([p.values_on(grid) if self.per_offset else p.pairs_on(grid) for p in self._priors()])
+
+    def at(self, offsets: Tensor, grid: Grid | None = None) -> ScaleBias:
+        """Returns the product of the parts' scales and the sum of their biases at any offsets."""
+        return _combined([part.at(offsets, grid) for part in self._priors()])
 
     def _priors(self) -> list[Prior]:
         return [part for part in self.parts if isinstance(part, Prior)]
 
     def _carry(self, before: Grid, rescale: bool) -> None:
         self.parts = nn.ModuleList([part.resize(self.grid, rescale=rescale) for part in self._priors()])
+
+
+def _combined(pairs: Sequence[ScaleBias]) -> ScaleBias:
+    scales = [scale for scale, _ in pairs if scale is not None]
+    biases = [bias for _, bias in pairs if bias is not None]
+    scale = functools.reduce(torch.mul, scales) if scales else None
+    return scale, functools.reduce(torch.add, biases) if biases else None

@@ -63,9 +63,8 @@ class Convolution(Prior):
         """Widths in patches: `(heads,)`."""
         return widen(self.flat_sigma)
 
-    def bias(self) -> Tensor:
-        """B_h(d): `(heads, 2h-1, 2w-1)`."""
-        rows, columns = self.grid.offsets(self.flat_mu.device, self.mu.dtype)
+    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns B_h(d), `(heads, *shape)`."""
         row, column = self.mu[:, :, None, None].unbind(1)
         distance = (rows - row).square() + (columns - column).square()
         return -distance / (2 * (self.sigma.square() + EPSILON))[:, None, None]

@@ -55,10 +55,9 @@ class Decay(Prior):
         """Decay per step: `(heads,)`."""
         return torch.exp(-torch.exp(widen(self.rate)))
 
-    def bias(self) -> Tensor:
-        """|d|_1 log(gamma_h): `(heads, 2h-1, 2w-1)`."""
-        rate = widen(self.rate)
-        return -torch.exp(rate)[:, None, None] * self.grid.manhattan_distance(rate.device, rate.dtype)
+    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns |d|_1 log(gamma_h), `(heads, *shape)`."""
+        return -torch.exp(widen(self.rate))[:, None, None] * (rows.abs() + columns.abs())
 
     def _carry(self, before: Grid, rescale: bool) -> None:
         if rescale:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior, flat_parameter, widen
+from vicinal.priors.base import Prior, ScaleBias, flat_parameter, widen
 
 __all__ = ["Elementwise"]
 
@@ -51,18 +51,26 @@ class Elementwise(Prior):
         """M(i, j): `(heads or 1, patches, patches)`."""
         return widen(self.flat_mask).view(-1, self.grid.patches, self.grid.patches)
 
+    def _on_grid(self, grid: Grid) -> ScaleBias:
+        return _stretched(self.scale(), self.grid, grid), None
+
     def _carry(self, before: Grid, rescale: bool) -> None:
-        # Stretch the picture that every query sees, then, from every key's side, the picture of its queries.
-        old, new = (before.height, before.width), (self.grid.height, self.grid.width)
-        mask = self.flat_mask.view(-1, before.patches, before.patches)
-        for _ in range(2):
-            picture = F.interpolate(mask.view(*mask.shape[:2], *old), size=new, mode="bilinear", align_corners=True)
-            mask = picture.flatten(2).mT
+        mask = _stretched(self.flat_mask.view(-1, before.patches, before.patches), before, self.grid)
         self.flat_mask = flat_parameter(mask, self.flat_mask.requires_grad)
 
     def extra_repr(self) -> str:
         """Heads, grid and sharing."""
         return f"{super().extra_repr()}, share_heads={self.share_heads}"
+
+
+def _stretched(mask: Tensor, before: Grid, grid: Grid) -> Tensor:
+    """Returns a mask over pairs of patches of one grid, stretched to another: `(heads or 1, patches, patches)`."""
+    # Stretch the picture that every query sees, then, from every key's side, the picture of its queries.
+    old, new = (before.height, before.width), (grid.height, grid.width)
+    for _ in range(2):
+        picture = F.interpolate(mask.reshape(*mask.shape[:2], *old), size=new, mode="bilinear", align_corners=True)
+        mask = picture.flatten(2).mT
+    return mask
 
 
 if __name__ == "__main__":

@@ -53,10 +53,10 @@ class GaussianBias(Prior):
         """Amplitudes A: `(heads,)`."""
         return widen(self.flat_amplitude).expand(self.heads)
 
-    def bias(self) -> Tensor:
-        """B(d): `(heads, 2h-1, 2w-1)`."""
+    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns B(d), `(heads, *shape)`."""
         sigma, amplitude = self.sigma[:, None, None], self.amplitude[:, None, None]
-        distance = self.grid.squared_distance(sigma.device, sigma.dtype)
+        distance = rows.square() + columns.square()
         return amplitude.square() * torch.exp(-distance / (2 * (sigma.square() + EPSILON)))
 
     def _carry(self, before: Grid, rescale: bool) -> None:

@@ -67,16 +67,16 @@ class GaussianMixture(Prior):
         """Amplitudes: `(kernels, heads)`."""
         return widen(self.flat_alpha).view(self.kernels, -1).expand(-1, self.heads)
 
-    def scale(self) -> Tensor:
-        """M(d): `(heads, 2h-1, 2w-1)`."""
-        sigma, alpha = self.sigma, self.alpha
-        rows, columns = self.grid.offsets(sigma.device, sigma.dtype)
-        # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns:
-        # no table per kernel is ever formed. The exponent is complete before exp, so nothing underflows early.
-        rate = -0.5 / (sigma.square() + EPSILON)[..., None]
-        over_rows = torch.exp(rate * rows.square().view(-1))  # (kernels, heads, 2h-1)
-        over_columns = torch.exp(rate * columns.square().view(-1))  # (kernels, heads, 2w-1)
-        return self.constant + torch.einsum("khy,khx->hyx", alpha[..., None] * over_rows, over_columns)
+    def scale_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns M(d), `(heads, *shape)`."""
+        alpha = self.alpha[..., None, None]
+        # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns, and over a
+        # grid's offsets no table per kernel is formed. The exponent is complete before exp: nothing underflows early.
+        rate = -0.5 / (self.sigma.square() + EPSILON)[..., None, None]
+        over_rows, over_columns = torch.exp(rate * rows.square()), torch.exp(rate * columns.square())
+        if rows.shape[1] == 1 and columns.shape[0] == 1:
+            return self.constant + torch.einsum("khy,khx->hyx", (alpha * over_rows)[..., 0], over_columns[..., 0, :])
+        return self.constant + (alpha * over_rows * over_columns).sum(0)
 
     def _carry(self, before: Grid, rescale: bool) -> None:
         if rescale:

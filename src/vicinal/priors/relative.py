@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior, flat_parameter, widen
+from vicinal.priors.formula import interpolate_table
 
 __all__ = ["RelativeTable", "stretch_table"]
 
@@ -24,6 +25,8 @@ class RelativeTable(Prior):
         init: `identity` starts at zero; `normal` at N(0, 0.02^2), as in Swin.
         share_heads: one table for all heads.
     """
+
+    free_table = True
 
     def __init__(
         self,
@@ -41,8 +44,12 @@ class RelativeTable(Prior):
         self.flat_bias = flat_parameter(torch.zeros(shape) if init == "identity" else 0.02 * torch.randn(shape))
 
     def bias(self) -> Tensor:
-        """B_h(d): `(heads or 1, 2h-1, 2w-1)`."""
+        """Returns B_h(d), `(heads or 1, 2h-1, 2w-1)`."""
         return widen(self.flat_bias).view(-1, *self.grid.table_shape)
+
+    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns B_h between the table's offsets, `(heads or 1, *shape)`."""
+        return interpolate_table(self.bias(), rows, columns)
 
     def _carry(self, before: Grid, rescale: bool) -> None:
         stretched = stretch_table(self.flat_bias.view(-1, *before.table_shape), self.grid)

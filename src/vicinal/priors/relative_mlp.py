@@ -48,11 +48,9 @@ class RelativeMlp(Prior):
         # Patches of this grid in one patch of the grid that the network was trained on, along rows and columns.
         self.register_buffer("stretch", torch.ones(2))
 
-    def bias(self) -> Tensor:
-        """B_h(d): `(heads, 2h-1, 2w-1)`."""
-        stretch = widen(self.stretch)
-        rows, columns = self.grid.offsets(stretch.device, stretch.dtype)
-        offsets = torch.stack(torch.broadcast_tensors(rows, columns), dim=-1) / stretch  # (2h-1, 2w-1, 2)
+    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns B_h(d), `(heads, *shape)`."""
+        offsets = torch.stack(torch.broadcast_tensors(rows, columns), dim=-1) / widen(self.stretch)  # (*shape, 2)
         spaced = offsets.sign() * torch.log2(1 + offsets.abs()) / 3
         hidden = F.relu(F.linear(spaced, widen(self.inner.weight), widen(self.inner.bias)))
         return F.linear(hidden, widen(self.outer.weight)).permute(2, 0, 1)

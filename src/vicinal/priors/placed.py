@@ -1,0 +1,169 @@
+"""A prior where it acts: on a grid, or between queries and keys that have places of their own.
+
+`attend` takes a prior in these forms. Values over tokens are kept between calls in inference, for a few grids.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vicinal.grid import Grid
+
+if TYPE_CHECKING:
+    from vicinal.priors.base import Prior
+
+__all__ = ["PriorOnGrid", "PriorOnPairs", "ScaleBias", "TokenCache", "TokenPairs"]
+
+ScaleBias = tuple[Tensor | None, Tensor | None]
+
+MAX_CACHED_VALUES = 2**20  # numbers of a prior over tokens
+MAX_CACHED_PLACES = 8  # grids, or sets of pairs, of each prior
+OFFSET_RESOLUTION = 2**16  # steps in a patch: offsets that are closer are the same
+
+
+class TokenPairs:
+    """The offsets between all queries and keys of an attention, each offset stored once.
+
+    Args:
+        offsets: from query to key in patches, `(queries, keys, 2)`; NaN where a token of the pair has no place.
+    """
+
+    def __init__(self, offsets: Tensor) -> None:
+        placed = ~offsets.isnan().any(-1)
+        steps = (offsets[placed].double() * OFFSET_RESOLUTION).round()
+        distinct, number = steps.unique(dim=0, return_inverse=True)
+        self.offsets = distinct / OFFSET_RESOLUTION
+        """The distinct offsets, `(n, 2)`."""
+        self.index = torch.full(placed.shape, len(distinct))
+        """Which of them is that of each pair, `(queries, keys)`; n where a token has no place."""
+        self.index[placed] = number
+
+    @property
+    def queries(self) -> int:
+        """Number of query tokens."""
+        return self.index.shape[0]
+
+    @property
+    def keys(self) -> int:
+        """Number of key tokens."""
+        return self.index.shape[1]
+
+
+class PriorOnGrid:
+    """A prior on a grid, which need not be its own: widths stay in patches, free tables are stretched.
+
+    Args:
+        prior: whose parameters are used.
+        grid: of both queries and keys.
+    """
+
+    def __init__(self, prior: "Prior", grid: Grid) -> None:
+        self.prior, self.grid = prior, grid
+        self.heads, self.per_offset = prior.heads, prior.per_offset
+        self.queries = self.keys = grid.tokens
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the parameters are; None if there are none."""
+        return self.prior.device
+
+    def values(self) -> ScaleBias:
+        """Returns scale and bias over offsets, or over pairs of patches if `per_offset` is False."""
+        return self.prior.values_on(self.grid)
+
+    def __call__(self) -> ScaleBias:
+        """Returns scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
+        return self.prior._cache.get(self.prior, self.grid, self.grid.tokens**2, self._over_tokens)
+
+    def _over_tokens(self) -> ScaleBias:
+        scale, bias = self.prior.pairs_on(self.grid)
+        return (
+            None if scale is None else self.grid.add_prefix(scale, 1.0),
+            None if bias is None else self.grid.add_prefix(bias, 0.0),
+        )
+
+
+class PriorOnPairs:
+    """A prior between queries and keys with places of their own, such as pooled keys.
+
+    Args:
+        prior: whose parameters are used.
+        places: offsets of all pairs.
+        grid: over which free tables are stretched.
+    """
+
+    grid = None
+    """Queries and keys share no grid; `values` are over pairs of tokens."""
+    per_offset = False
+
+    def __init__(self, prior: "Prior", places: TokenPairs, grid: Grid) -> None:
+        self.prior, self.places, self.table_grid = prior, places, grid
+        self.heads, self.queries, self.keys = prior.heads, places.queries, places.keys
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the parameters are; None if there are none."""
+        return self.prior.device
+
+    def values(self) -> ScaleBias:
+        """Returns scale and bias over tokens, each `(heads, queries, keys)` or None; 1 and 0 without a place."""
+        scale, bias = self.prior.at(self.places.offsets, self.table_grid)
+        index = self.places.index.to(self.device)
+        return (
+            None if scale is None else F.pad(scale, (0, 1), value=1.0)[:, index],
+            None if bias is None else F.pad(bias, (0, 1), value=0.0)[:, index],
+        )
+
+    def __call__(self) -> ScaleBias:
+        """Returns `values()`, kept between calls in inference."""
+        return self.prior._cache.get(self.prior, (self.places, self.table_grid), self.queries * self.keys, self.values)
+
+
+class TokenCache:
+    """Values of a prior over tokens, kept between calls in inference for the places that were used last.
+
+    Inference of a few images spends more on making these values than on attention. They are kept with a copy of the
+    parameters that they came from; comparing values, not version counters, notices writes through `.data` too.
+    """
+
+    def __init__(self) -> None:
+        self._plain: Sequence[object] = []
+        self._state: list[Tensor] = []
+        self._values: dict[Hashable, ScaleBias] = {}
+
+    def get(self, prior: "Prior", places: Hashable, pairs: int, make: Callable[[], ScaleBias]) -> ScaleBias:
+        """Returns `make()`, or what it returned before for the same parameters and places.
+
+        Args:
+            prior: whose parameters are compared.
+            places: by which values are kept.
+            pairs: number of pairs of tokens.
+            make: makes the values.
+        """
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or prior.heads * pairs > MAX_CACHED_VALUES:
+            return make()
+        state = prior._state()
+        if any(values.device.type != "cpu" for values in state):  # comparing would wait for the device
+            return make()
+        modules = prior.modules() if prior._modules else (prior,)
+        held: list[object] = [value for module in modules for value in vars(module).values()]
+        plain = [value for value in held if isinstance(value, int | float | str | Grid)]
+        if self._plain != plain or not _equal(self._state, state):
+            self._values.clear()
+            self._plain, self._state = plain, [values.clone() for values in state]
+        values = self._values.pop(places, None)
+        if values is None:
+            values = make()
+            while len(self._values) >= MAX_CACHED_PLACES:
+                self._values.pop(next(iter(self._values)), None)
+        self._values[places] = values  # the one used last is at the end
+        return values
+
+
+def _equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(
+        a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(left, right, strict=True)
+    )
