@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vicinal.grid import Grid
 
-__all__ = ["Cells", "Layout"]
+__all__ = ["Cells", "Layout", "raster_order"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +86,12 @@ class Layout:
         return self.grid.prefix - self.suffix
 
     @property
+    def is_raster(self) -> bool:
+        """Whether patches stand row by row, with all other tokens in front of or behind them."""
+        wanted = raster_order(self.grid, self.suffix)
+        return wanted is None if self.order is None else wanted is not None and torch.equal(self.order, wanted)
+
+    @property
     def position(self) -> Tensor | None:
         """Returns the position of each token in the grid's sequence, `(tokens,)`, the inverse of `order`; or None."""
         return None if self.order is None else self.order.argsort()
@@ -94,3 +100,17 @@ class Layout:
         text = f"{self.grid.height} x {self.grid.width}"
         text += f" + {self.prefix} prefix" if self.prefix else ""
         return text + (f" + {self.suffix} suffix" if self.suffix else "")
+
+
+def raster_order(grid: Grid, suffix: int) -> Tensor | None:
+    """Returns the token at each position of a grid, `(tokens,)`, where patches stand row by row.
+
+    Args:
+        grid: whose prefix counts all tokens without a place.
+        suffix: how many of those stand behind the last patch. Without any, tokens are in order: None comes back.
+    """
+    if not suffix:
+        return None
+    tokens = torch.arange(grid.tokens)
+    front = grid.prefix - suffix
+    return torch.cat([tokens[:front], tokens[grid.tokens - suffix :], tokens[front : grid.tokens - suffix]])

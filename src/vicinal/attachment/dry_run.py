@@ -14,6 +14,7 @@ from vicinal.inspection.model_runner import (
     in_full_precision,
     make_runner,
 )
+from vicinal.inspection.size_rule import find_size_rules
 
 __all__ = ["inspect", "verified"]
 
@@ -51,14 +52,18 @@ def inspect(model: nn.Module, *, img_size: ImageSize | None = None, example: Exa
 
 
 def verified(inspection: Inspection) -> Inspection:
-    """Returns an inspection in which sites where a prior does not act as it should are refused."""
+    """Returns an inspection in which sites where a prior does not act as it should are refused.
+
+    Sites that take one know how their grid changes with the size of the image.
+    """
     if inspection.verified:
         return inspection
     model = inspection.runner.model
     with eval_without_side_effects(model), without_priors(model), in_full_precision(model):
         refused = verify_sites(inspection.runner, inspection.served)
+        rules = find_size_rules(inspection.runner, inspection.sites)
     sites = [
         replace(site, layout=None, refusal=refused[site.name]) if site.name in refused else site
         for site in inspection.sites
     ]
-    return replace(inspection, sites=sites, verified=True)
+    return replace(inspection, sites=sites, verified=True, size_rules=rules)

@@ -5,6 +5,7 @@ hook of the first modules that are given the image notes its height and width fo
 up. `threading.local` is traced by Dynamo; `ContextVar.set` is not.
 """
 
+import collections
 import threading
 import uuid
 from collections.abc import Iterable
@@ -13,12 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vicinal.errors import VicinalError
 from vicinal.inspection.model_runner import ModelRunner
 
-__all__ = ["UNKNOWN", "ImageModules", "ImageSizeHook", "is_tracing", "noted_size"]
+__all__ = ["UNKNOWN", "ImageModules", "ImageSizeHook", "SizeRecords", "in_backward", "is_tracing", "noted_size"]
 
 UNKNOWN = (0, 0)
 """Noted where the module was given no image, such as patches cut by somebody else."""
+
+MAX_CALLS = 256  # of a module between forward and backward
+SAMPLE_TOLERANCE = 1e-3  # relative distance of the samples of one call
 
 _notes = threading.local()
 
@@ -59,6 +64,77 @@ class ImageSizeHook:
                 if isinstance(hook, ImageSizeHook) and hook.key == self.key:
                     del module._forward_pre_hooks[number]
                     module._forward_pre_hooks_with_kwargs.pop(number, None)
+
+
+class SizeRecords:
+    """The image sizes that an attention module ran on, for when its activations are recomputed in backward.
+
+    Checkpointing runs a part of the model again, without the module that is given the image, maybe in another thread.
+    The size is then that of the call with as many tokens. If there were such calls on images of several sizes, some
+    numbers of the queries tell which one is repeated.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, list[tuple[int, int]]] = {}
+        """Different sizes by number of tokens."""
+        self._calls: collections.deque[tuple[tuple[int, int], Tensor]] = collections.deque(maxlen=MAX_CALLS)
+
+    def __deepcopy__(self, memo: object) -> "SizeRecords":
+        return SizeRecords()
+
+    def __reduce__(self) -> Any:
+        return SizeRecords, ()
+
+    def note(self, size: tuple[int, int], queries: Tensor) -> None:
+        """Notes a call in forward, on an image of `size`.
+
+        Args:
+            size: height and width.
+            queries: `(..., tokens, dim)`.
+        """
+        sizes = self._sizes.setdefault(queries.shape[-2], [])
+        if size not in sizes:
+            sizes.append(size)
+            del sizes[:-MAX_CALLS]
+        self._calls.append((size, _sample(queries)))
+
+    def find(self, queries: Tensor) -> tuple[int, int] | None:
+        """Returns the size of the call that is repeated; None if there was none with as many tokens.
+
+        Raises VicinalError if it could be one of several.
+        """
+        sizes = self._sizes.get(queries.shape[-2], [])
+        if len(sizes) <= 1:
+            return sizes[0] if sizes else None
+        sample = _sample(queries)
+        found = {size for size, known in self._calls if size in sizes and _alike(known, sample)}
+        if len(found) == 1:
+            return found.pop()
+        text = ", ".join(f"{height} x {width}" for height, width in sizes)
+        raise VicinalError(
+            f"a recomputed attention has {queries.shape[-2]} tokens, as images of {text} have, and it cannot be told "
+            "which one is repeated; run backward for each size on its own, or do without checkpointing"
+        )
+
+
+def _sample(queries: Tensor) -> Tensor:
+    """Returns some numbers of queries `(..., tokens, dim)`, of the first and the last image and head."""
+    rows, columns = (max(1, size // 8) for size in queries.shape[-2:])
+    ends = [queries.detach()[(end,) * (queries.dim() - 2)][::rows, ::columns] for end in (0, -1)]
+    return torch.stack(ends)
+
+
+def _alike(known: Tensor, sample: Tensor) -> bool:
+    """Returns whether two samples are of the same call, up to what recomputation on a GPU may change."""
+    if known.shape != sample.shape:
+        return False
+    distance = torch.linalg.vector_norm((known - sample).float())
+    return bool(distance <= SAMPLE_TOLERANCE * torch.linalg.vector_norm(known.float()))
+
+
+def in_backward() -> bool:
+    """Returns whether autograd runs backward in this thread, which recomputes checkpointed activations."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def is_tracing() -> bool:

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from tqdm import tqdm
@@ -12,6 +12,7 @@ from vicinal.inspection.attention_observer import observe_attention
 from vicinal.inspection.image_context import ImageModules
 from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, in_full_precision
 from vicinal.inspection.sites import AttentionSite, find_sites
+from vicinal.inspection.size_rule import SizeRule
 from vicinal.text_table import text_table
 
 __all__ = ["Inspection", "inspect_runner", "without_priors"]
@@ -31,6 +32,8 @@ class Inspection:
     """The innermost modules that are given the image, and its height and width there."""
     verified: bool = False
     """Whether a prior was tried in every site that takes one."""
+    size_rules: dict[str, SizeRule] = field(default_factory=dict)
+    """How the grid of each site that takes a prior changes with the image, by name; found with `verified`."""
 
     @property
     def served(self) -> list[AttentionSite]:

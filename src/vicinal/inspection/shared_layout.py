@@ -7,7 +7,7 @@ from vicinal.cells import Cells, Layout
 from vicinal.grid import Grid
 from vicinal.inspection.refusal import Refusal, RefusalKind
 
-__all__ = ["shared_layout"]
+__all__ = ["has_layout", "shared_layout"]
 
 
 def shared_layout(cells: Cells) -> Layout | Refusal:
@@ -43,6 +43,17 @@ def shared_layout(cells: Cells) -> Layout | Refusal:
     if not _holds_everywhere(cells, local, step):
         return Refusal(RefusalKind.WINDOWS, "its windows do not hold their tokens in the same order")
     return _order(local, int(local[:, 0].max()) + 1, int(local[:, 1].max()) + 1)
+
+
+def has_layout(cells: Cells, layout: Layout) -> bool:
+    """Returns whether all windows of a lattice hold their tokens as a layout says, some of them cut by padding."""
+    if cells.tokens != layout.grid.tokens:
+        return False
+    place = torch.arange(cells.tokens) if layout.position is None else layout.position
+    place = place - layout.grid.prefix
+    local = torch.stack([place.div(layout.grid.width, rounding_mode="floor"), place % layout.grid.width], -1)
+    local = local.masked_fill(place[:, None] < 0, -1)
+    return _holds_everywhere(cells, local, torch.tensor([1, 1]))
 
 
 def _step(numbers: Tensor) -> tuple[int, int] | None:

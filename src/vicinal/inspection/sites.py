@@ -83,20 +83,23 @@ class AttentionSite:
         return f"{self.layout}" if self.windows == 1 else f"{self.windows} windows of {self.layout}"
 
 
-def find_sites(runner: ModelRunner, count: int, progress: Callable[[], object] = lambda: None) -> list[AttentionSite]:
+def find_sites(
+    runner: ModelRunner, count: int, progress: Callable[[], object] = lambda: None, rounds: int = MAX_ROUNDS
+) -> list[AttentionSite]:
     """Finds every attention of a model by running it on noise.
 
     Args:
         runner: the model, in evaluation mode, without priors and in full precision; and its images.
         count: how many attentions a run has.
         progress: called after each probe.
+        rounds: of the first probe at most; one only looks again at what is known, and compares no other noise.
 
     Returns:
         Sites in the order in which they run, those that take no prior included.
     """
     follow: dict[Key, Follow] = {}
     aspect = runner.image[0] / runner.image[1]
-    for _ in range(MAX_ROUNDS):
+    for _ in range(rounds):
         found = collect_evidence(runner, count, 0, follow)
         progress()
         placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
@@ -105,9 +108,9 @@ def find_sites(runner: ModelRunner, count: int, progress: Callable[[], object] =
         if not any(_is_silent(each) for each in placements.values()) or len(known) == len(follow):
             break
         follow = known
-    # What moves in a probe with other noise depends on the content of the image.
-    merge_evidence(found, collect_evidence(runner, count, 1, follow))
-    progress()
+    if rounds > 1:  # what moves in a probe with other noise depends on the content of the image
+        merge_evidence(found, collect_evidence(runner, count, 1, follow))
+        progress()
     placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
     found = {key: evidence for key, evidence in found.items() if evidence.call.used}
     placements = _with_shared_heads(runner, found, placements)

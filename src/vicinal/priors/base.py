@@ -52,10 +52,20 @@ class Prior(nn.Module):
     """Whether `scale` and `bias` are tables over offsets, or free per pair of patches."""
     free_table: bool = False
     """Whether the values over offsets are free numbers, which are stretched to another grid."""
+    without_formula: frozenset[str] = frozenset()
+    """Those of `scale` and `bias` that a subclass overrides without `scale_at` or `bias_at`."""
     spec: str = ""
     """What `build_prior` made it from."""
     spec_options: Mapping[str, Any] = MappingProxyType({})
     """The options given to `build_prior` next to the spec."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+
+        def overrides(name: str) -> bool:
+            return getattr(cls, name) is not getattr(Prior, name)
+
+        cls.without_formula = frozenset(x for x in ("scale", "bias") if overrides(x) and not overrides(f"{x}_at"))
 
     def __init__(self, heads: int, grid: Grid, layer: int = 0, depth: int = 1) -> None:
         super().__init__()

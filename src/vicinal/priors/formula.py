@@ -5,7 +5,6 @@ these are called on a copy whose grid has the wanted offsets; where they are fre
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from vicinal.priors.base import Prior
 
 __all__ = ["formula_at", "formula_on", "interpolate_table", "table_stretch"]
-
-Formula = Callable[[], Tensor | None]
 
 
 def formula_at(prior: "Prior", rows: Tensor, columns: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -42,7 +39,7 @@ def formula_on(prior: "Prior", grid: Grid) -> tuple[Tensor | None, Tensor | None
 
 def _value_at(prior: "Prior", which: str, rows: Tensor, columns: Tensor) -> Tensor | None:
     formula: Any = getattr(prior, f"{which}_at")
-    if not _is_own(prior, which):
+    if which not in prior.without_formula:
         return formula(rows, columns)  # type: ignore[no-any-return]
     count = len(rows)
     # One more offset than asked for, if the shape of the result would not tell it from the prior's own table.
@@ -60,7 +57,7 @@ def _value_at(prior: "Prior", which: str, rows: Tensor, columns: Tensor) -> Tens
 
 def _value_on(prior: "Prior", which: str, grid: Grid) -> Tensor | None:
     formula: Any = getattr(prior, f"{which}_at")
-    if not _is_own(prior, which):
+    if which not in prior.without_formula:
         rows, columns = grid.offsets(prior.device, prior.dtype)
         down, across = table_stretch(prior, grid)
         return formula(rows * down, columns * across)  # type: ignore[no-any-return]
@@ -69,16 +66,6 @@ def _value_on(prior: "Prior", which: str, grid: Grid) -> Tensor | None:
     if values is None or values.shape[1:] == wanted:
         return values
     raise _unfit(prior, which, f"returns shape {tuple(values.shape)} on a grid of {grid}")
-
-
-def _is_own(prior: "Prior", which: str) -> bool:
-    """Returns whether a prior has `scale()` or `bias()` but not the formula at offsets."""
-    from vicinal.priors.base import Prior
-
-    def overridden(name: str) -> bool:
-        return getattr(type(prior), name) is not getattr(Prior, name)
-
-    return overridden(which) and not overridden(f"{which}_at")
 
 
 def _on_copy(prior: "Prior", which: str, grid: Grid) -> Tensor | None:
