@@ -113,7 +113,8 @@ def _dispatch(
     if mask is not None:
         mask = additive_mask(mask, softmax_dtype(q.dtype))
         mask = mask.view((1,) * (4 - mask.dim()) + mask.shape)
-    seed = int(torch.randint(2**62, ())) if dropout else 0
+    # Dynamo makes an argument of a float such as dropout; 0.0 stays a constant of the graph.
+    seed, dropout = (int(torch.randint(2**62, ())), dropout) if dropout else (0, 0.0)
     grid = prior.grid
     placed = (0, 0, 0, False) if grid is None else (grid.height, grid.width, grid.prefix, prior.per_offset)
     settings = Settings(*placed, softmax_scale, dropout, seed)
