@@ -39,13 +39,15 @@ class Grid:
     def __post_init__(self) -> None:
         for field in fields(self):
             given, least = getattr(self, field.name), 0 if field.name == "prefix" else 1
-            try:
-                number = operator.index(given)
-            except TypeError:
-                number = -1
+            number = given
+            if not isinstance(given, int | torch.SymInt):  # operator.index would make a symbolic size a constant
+                try:
+                    number = operator.index(given)
+                except TypeError:
+                    number = -1
+                object.__setattr__(self, field.name, number)
             if number < least:
                 raise VicinalError(f"Grid {field.name} must be a whole number >= {least}, given {given!r}")
-            object.__setattr__(self, field.name, number)
 
     @classmethod
     def from_tokens(cls, tokens: int, *, prefix: int = 0, aspect: float = 1.0) -> "Grid":
@@ -120,7 +122,9 @@ class Grid:
         rows, columns = self.coordinates(device).unbind(1)
         row = rows[None, :] - rows[:, None] + self.height - 1
         column = columns[None, :] - columns[:, None] + self.width - 1
-        return self.add_prefix(row * self.table_shape[1] + column, self.table_shape[0] * self.table_shape[1])
+        entries = self.table_shape[0] * self.table_shape[1]
+        # Padding takes no symbolic number, so the end of the table is moved to 0 and back.
+        return self.add_prefix(row * self.table_shape[1] + column - entries, 0) + entries
 
     def unfold(self, table: Tensor) -> Tensor:
         """From offsets to pairs of patches: `(..., 2h-1, 2w-1)` to `(..., patches, patches)`.
@@ -156,9 +160,10 @@ class Grid:
 
 
 def _slide(x: Tensor, count: int) -> Tensor:
-    """`(..., 2 count - 1)` to `(..., count, count)`: `out[i, j] = x[j - i + count - 1]`, without overlapping windows.
+    """Returns `(..., count, count)` from `(..., 2 count - 1)`: `out[i, j] = x[j - i + count - 1]`.
 
-    Copies in a row, each one longer than the rows they are then cut into, come one place later in every row.
+    Skewing, without overlapping windows: `x`, padded by one number and repeated, is reshaped to rows one number shorter,
+    so that row i is `x` shifted right by i.
     """
     copies = F.pad(x, (0, 1)).unsqueeze(-2).expand(*x.shape[:-1], count, 2 * count)
     rows = copies.flatten(-2)[..., :-count].reshape(*x.shape[:-1], count, 2 * count - 1)

@@ -2,6 +2,14 @@
 
 from vicinal.attention.compile_op import operator_arguments, recomputed_attention
 from vicinal.attention.dispatch import attend
+from vicinal.attention.placed_prior import PlacedPrior
 from vicinal.attention.reference import attend_plain, attention_weights
 
-__all__ = ["attend", "attend_plain", "attention_weights", "operator_arguments", "recomputed_attention"]
+__all__ = [
+    "PlacedPrior",
+    "attend",
+    "attend_plain",
+    "attention_weights",
+    "operator_arguments",
+    "recomputed_attention",
+]

@@ -1,15 +1,13 @@
 """Chunks of attention that fit the cache, and the buffers that all chunks share."""
 
-import functools
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from vicinal.attention.precision import product_dtype, softmax_dtype
 
-__all__ = ["CPU_CHUNK_LOGITS", "ChunkedAttention", "even_chunk", "result_strides"]
+__all__ = ["CPU_CHUNK_LOGITS", "ChunkedAttention", "even_chunk"]
 
 # Logits in a chunk. On a CPU, three buffers of 2 MB minimize the sum of cache misses and of the cost to start
 # operations; a GPU needs enough of them to be busy.
@@ -22,37 +20,34 @@ class ChunkedAttention:
 
     A chunk is all heads of some images. Where the logits of one image exceed a chunk, it is one head of some images, so
     that the prior of that head stays in the cache; where one head of one image exceeds it, some of its query rows.
-    Logits of a chunk are `(images, heads, rows, tokens)`: all keys of a query are in one chunk.
+    Logits of a chunk are `(images, heads, rows, keys)`: all keys of a query are in one chunk.
 
     Args:
-        q: queries, `(batch, heads, tokens, dim)`.
-        v: values, `(batch, heads, tokens, v_dim)`.
+        q: queries, `(batch, heads, queries, dim)`.
+        v: values, `(batch, heads, keys, v_dim)`.
         logit_buffers: number of buffers of the size of a chunk's logits.
     """
 
     def __init__(self, q: Tensor, v: Tensor, logit_buffers: int) -> None:
-        batch, heads, tokens, dim = q.shape
+        batch, heads, queries, dim = q.shape
+        keys, v_dim = v.shape[2:]
         self.dtype = product_dtype(q)
         self.softmax_dtype = softmax_dtype(q.dtype)
-        images_per_chunk = _images_per_chunk(q)
+        chunk_logits = CPU_CHUNK_LOGITS if q.device.type == "cpu" else GPU_CHUNK_LOGITS
+        images_per_chunk = chunk_logits / (heads * queries * keys)
         group = heads if images_per_chunk >= 1 else 1
         images = even_chunk(batch, batch / (images_per_chunk * heads / group))
-        rows = tokens if images > 1 else even_chunk(tokens, 1 / (images_per_chunk * heads / group))
-        self._strides = functools.partial(result_strides, q=q)
+        rows = queries if images > 1 else even_chunk(queries, 1 / (images_per_chunk * heads / group))
         self.head_groups = [slice(head, head + group) for head in range(0, heads, group)]
         self.chunks = [
             (slice(image, image + images), slice(row, row + rows))
             for image in range(0, batch, images)
-            for row in range(0, tokens, rows)
+            for row in range(0, queries, rows)
         ]
         matrices = images * group
-        self._logits = [q.new_empty(matrices, rows, tokens, dtype=self.dtype) for _ in range(logit_buffers)]
-        sizes = {"q": (rows, dim), "k": (tokens, dim), "v": (tokens, v.shape[3]), "gradient": (rows, v.shape[3])}
+        self._logits = [q.new_empty(matrices, rows, keys, dtype=self.dtype) for _ in range(logit_buffers)]
+        sizes = {"q": (rows, dim), "k": (keys, dim), "v": (keys, v_dim), "gradient": (rows, v_dim)}
         self._inputs = {name: q.new_empty(matrices, *size, dtype=self.dtype) for name, size in sizes.items()}
-
-    def result_like(self, x: Tensor) -> Tensor:
-        """Returns an empty tensor of the shape of `x` whose chunks are contiguous."""
-        return torch.empty_strided(x.shape, self._strides(x.shape), dtype=self.dtype, device=x.device)
 
     def load(self, name: str, x: Tensor) -> Tensor:
         """Copies a chunk `(images, heads, rows, dim)` of an input to its buffer; returns `(matrices, rows, dim)`."""
@@ -65,7 +60,7 @@ class ChunkedAttention:
         return x.flatten(0, 1).to(self.dtype)
 
     def product(self, number: int, rows: Tensor, keys: Tensor, heads: slice, scale: float = 1.0) -> Tensor:
-        """Returns `scale * rows keys^T`, `(images, heads, rows, tokens)`, in the buffer for logits of that number."""
+        """Returns `scale * rows keys^T`, `(images, heads, rows, keys)`, in the buffer for logits of that number."""
         buffer = self._logits[number][: rows.shape[0], : rows.shape[1]]
         buffer.baddbmm_(rows, keys.mT, beta=0.0, alpha=scale)
         return buffer.view(-1, heads.stop - heads.start, *buffer.shape[1:]).to(self.softmax_dtype)
@@ -77,19 +72,6 @@ class ChunkedAttention:
         return self._logits[number][: logits.shape[0] * logits.shape[1], : logits.shape[2]].view(logits.shape)
 
 
-def result_strides(shape: Sequence[int], q: Tensor) -> tuple[int, ...]:
-    """Returns the strides of results of attention with queries `q`: heads first where a chunk is a single head."""
-    batch, heads, tokens, dim = shape
-    if _images_per_chunk(q) < 1 and heads > 1:
-        return tokens * dim, batch * tokens * dim, dim, 1
-    return heads * tokens * dim, tokens * dim, dim, 1
-
-
 def even_chunk(total: int, chunks: float) -> int:
     """Returns the size of a chunk where `total` is divided into about `chunks` even ones, at least 1."""
     return max(1, math.ceil(total / max(1, round(chunks))))
-
-
-def _images_per_chunk(q: Tensor) -> float:
-    logits = CPU_CHUNK_LOGITS if q.device.type == "cpu" else GPU_CHUNK_LOGITS
-    return logits / (q.shape[1] * q.shape[2] ** 2)

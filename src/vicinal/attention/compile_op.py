@@ -2,6 +2,9 @@
 
 Traced, the plain formula keeps logits and weights for backward, and Inductor's code for it is slower on a CPU than the
 chunks of `RecomputedAttention`. The operator keeps those, in one graph with the rest of the model.
+
+Sizes can be symbolic (`torch.compile(dynamic=True)`): the fake kernels do not branch on them, and all results are
+contiguous whatever the chunks.
 """
 
 from collections.abc import Sequence
@@ -10,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.attention.chunks import result_strides
 from vicinal.attention.recompute import Settings, run_backward, run_forward
 
 __all__ = ["OperatorArguments", "operator_arguments", "recomputed_attention"]
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? prior_scale, Tensor? prior_bias, Tensor? mask"
-_SETTINGS = "int height, int width, int prefix, bool per_offset, float softmax_scale, float dropout, int seed"
+_SETTINGS = "SymInt height, SymInt width, SymInt prefix, bool per_offset, float softmax_scale, float dropout, int seed"
 
 
 class OperatorArguments(NamedTuple):
@@ -56,22 +58,17 @@ def _backward(gradient: Tensor, *args: Any) -> tuple[Tensor, ...]:
     return tuple(gradient.new_empty(0) if each is None else each for each in gradients)
 
 
-def _result_like(x: Tensor, q: Tensor) -> Tensor:
-    """Returns an empty tensor with shape, strides, dtype and device of a result of the shape of `x`."""
-    return torch.empty_strided(x.shape, result_strides(x.shape, q), dtype=q.dtype, device=q.device)
-
-
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    return _result_like(v, q)
+    return q.new_empty(*q.shape[:3], v.shape[3])
 
 
 def _fake_backward(gradient: Tensor, *args: Any) -> tuple[Tensor, ...]:
     q, k, v, *optional = operator_arguments(args[:-1])[:6]
     gradients = [
-        q.new_empty(0) if values is None or not wish else torch.empty_like(values)
+        q.new_empty(0) if values is None or not wish else values.new_empty(values.shape)
         for values, wish in zip(optional, args[-1], strict=True)
     ]
-    return _result_like(q, q), _result_like(k, q), _result_like(v, q), *gradients
+    return *(q.new_empty(x.shape) for x in (q, k, v)), *gradients
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

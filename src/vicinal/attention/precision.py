@@ -58,10 +58,12 @@ def can_have_tiny_weights(logits: Tensor, part: float = 1.0) -> bool:
 
     The spread of all logits decides, which is cheaper than that of each row. If values cannot be read, True.
     """
-    if logits.device.type != "cpu" or not logits.numel():
+    if logits.device.type != "cpu":
         return False
     if not values_are_readable(logits):
         return True
+    if not logits.numel():
+        return False
     lowest, highest = logits.detach().aminmax()
     return not highest.item() - lowest.item() <= -part * math.log(smallest_factor(logits.dtype))
 
@@ -88,7 +90,7 @@ def drop_tiny_weights(logits: Tensor, maximum: Tensor, out: Tensor | None = None
     The weight and the gradient of such a logit are exactly 0.
 
     Args:
-        logits: `(..., queries, tokens)`.
+        logits: `(..., queries, keys)`.
         maximum: that of each row of logits, detached: `(..., queries, 1)`.
         out: where to write both steps, without autograd; can be `logits`. None makes new tensors.
     """

@@ -19,18 +19,19 @@ class Settings(NamedTuple):
     """Numbers that attention is computed with, besides tensors."""
 
     height: int
+    """Rows of the grid of queries and keys; 0 if the prior's values are over pairs of tokens, without a grid."""
     width: int
     prefix: int
     per_offset: bool
-    """Whether the prior's values are tables over offsets; else they are over pairs of patches."""
+    """With a grid, whether the prior's values are tables over offsets; else they are over pairs of patches."""
     softmax_scale: float
     dropout: float
     seed: int
 
     @property
-    def grid(self) -> Grid:
-        """The prior's grid."""
-        return Grid(self.height, self.width, self.prefix)
+    def grid(self) -> Grid | None:
+        """The grid of both queries and keys, if the prior has one."""
+        return Grid(self.height, self.width, self.prefix) if self.height else None
 
 
 class RecomputedAttention(torch.autograd.Function):
@@ -52,7 +53,7 @@ class RecomputedAttention(torch.autograd.Function):
         mask: Tensor | None,
         *settings: Any,
     ) -> Tensor:
-        """Returns `(batch, heads, tokens, dim)`; arguments as for `run_forward`, with the fields of `Settings`."""
+        """Returns `(batch, heads, queries, v_dim)`; arguments as for `run_forward`, with the fields of `Settings`."""
         ctx.save_for_backward(q, k, v, prior_scale, prior_bias, mask)
         ctx.settings = Settings(*settings)
         return run_forward(q, k, v, prior_scale, prior_bias, mask, settings=ctx.settings)
@@ -76,19 +77,20 @@ def run_forward(
     *,
     settings: Settings,
 ) -> Tensor:
-    """Returns attention, `(batch, heads, tokens, dim)`, computed chunk by chunk.
+    """Returns attention, `(batch, heads, queries, v_dim)`, contiguous, computed chunk by chunk.
 
     Args:
-        q: queries, `(batch, heads, tokens, dim)`.
-        k: keys, as q.
-        v: values, as q; their dim can differ.
-        prior_scale: of `Prior.values()`: `(heads, 2h-1, 2w-1)`, or `(heads, patches, patches)`; None for 1.
+        q: queries, `(batch, heads, queries, dim)`.
+        k: keys, `(batch, heads, keys, dim)`.
+        v: values, `(batch, heads, keys, v_dim)`.
+        prior_scale: of `PlacedPrior.values()`: `(heads, 2h-1, 2w-1)`, `(heads, patches, patches)`, or, without a grid,
+            `(heads, queries, keys)`; None for 1.
         prior_bias: as prior_scale; None for 0.
-        mask: numbers to add to the logits, 4-D, each size 1 or that of `(batch, heads, tokens, tokens)`.
+        mask: numbers to add to the logits, 4-D, each size 1 or that of `(batch, heads, queries, keys)`.
         settings: grid, factor of q k^T and dropout.
     """
     chunked = ChunkedAttention(q, v, logit_buffers=1)
-    out = chunked.result_like(v)
+    out = q.new_empty(*q.shape[:3], v.shape[3], dtype=chunked.dtype)
     generator = _generator(q, settings)
     for heads in chunked.head_groups:
         scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
@@ -118,7 +120,7 @@ def run_backward(
     settings: Settings,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Returns gradients of q, k, v, prior_scale, prior_bias and mask, computed chunk by chunk.
+    """Returns gradients of q, k, v, prior_scale, prior_bias and mask, contiguous, computed chunk by chunk.
 
     Args:
         gradient: of the result of `run_forward`, in its shape.
@@ -126,11 +128,11 @@ def run_backward(
         wanted: whether to compute the gradients of prior_scale, prior_bias and mask; None comes back for the others.
     """
     d_prior_scale, d_prior_bias, d_mask = (
-        torch.zeros_like(values) if values is not None and wish else None
+        values.new_zeros(values.shape) if values is not None and wish else None
         for values, wish in zip((prior_scale, prior_bias, mask), wanted, strict=True)
     )
     chunked = ChunkedAttention(q, v, logit_buffers=2 if prior_scale is None else 3)
-    dq, dk, dv = chunked.result_like(q), chunked.result_like(k), chunked.result_like(v)
+    dq, dk, dv = (x.new_empty(x.shape, dtype=chunked.dtype) for x in (q, k, v))
     generator = _generator(q, settings)
     for heads in chunked.head_groups:
         scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
@@ -188,8 +190,8 @@ def _weights(
     """Returns the weights of a chunk, in `out`.
 
     Args:
-        products: q k^T * softmax_scale, `(images, heads, rows, tokens)`.
-        scales: of the prior, `(heads, rows, tokens)`; None for 1.
+        products: q k^T * softmax_scale, `(images, heads, rows, keys)`.
+        scales: of the prior, `(heads, rows, keys)`; None for 1.
         biases: as scales; None for 0.
         narrow: `drop_tiny_terms(biases)`. It spares a look at each row where the products alone spread little.
         mask: terms, which broadcast to products; or None.
@@ -202,21 +204,26 @@ def _weights(
 
 
 def _token_pairs(values: Tensor | None, neutral: float, heads: slice, settings: Settings) -> Tensor | None:
-    """Returns a prior's values over pairs of tokens, `(heads, tokens, tokens)`, `neutral` with a prefix token."""
+    """Returns a prior's values over pairs of tokens, `(heads, queries, keys)`, `neutral` with a prefix token."""
     if values is None:
         return None
     grid = settings.grid
+    if grid is None:
+        return values[heads]
     return grid.add_prefix(grid.unfold(values[heads]) if settings.per_offset else values[heads], neutral)
 
 
 def _token_pairs_adjoint(gradient: Tensor, settings: Settings) -> Tensor:
-    """Returns the gradient of a prior's values from that over pairs of tokens, `(heads, tokens, tokens)`."""
-    pairs = settings.grid.drop_prefix(gradient)
-    return settings.grid.fold(pairs) if settings.per_offset else pairs
+    """Returns the gradient of a prior's values from that over pairs of tokens, `(heads, queries, keys)`."""
+    grid = settings.grid
+    if grid is None:
+        return gradient
+    pairs = grid.drop_prefix(gradient)
+    return grid.fold(pairs) if settings.per_offset else pairs
 
 
 def _rows(values: Tensor | None, rows: slice) -> Tensor | None:
-    """Returns the query rows of `(heads, tokens, tokens)` as a view, `(heads, rows, tokens)`."""
+    """Returns the query rows of `(heads, queries, keys)` as a view, `(heads, rows, keys)`."""
     return None if values is None else values[:, rows]
 
 
@@ -228,7 +235,7 @@ def _mask_chunk(mask: Tensor | None, *chunk: slice) -> Any:
 
 
 def _add_images(total: Tensor, chunk: Tensor) -> None:
-    """Adds `(images, heads, rows, tokens)`, summed over images, to `total`, `(heads, rows, tokens)`."""
+    """Adds `(images, heads, rows, keys)`, summed over images, to `total`, `(heads, rows, keys)`."""
     total.add_(chunk[0] if len(chunk) == 1 else chunk.sum(0))
 
 

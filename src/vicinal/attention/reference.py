@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vicinal.attention.placed_prior import PlacedPrior
 from vicinal.attention.precision import (
     additive_mask,
     can_have_tiny_weights,
@@ -34,13 +35,13 @@ def attend_plain(
     dropout: float = 0.0,
     softmax_scale: float,
 ) -> Tensor:
-    """Returns attention by the formula, in the order of the papers: `(batch, heads, tokens, dim)`.
+    """Returns attention by the formula, in the order of the papers: `(batch, heads, queries, v_dim)`.
 
     Args:
-        q: queries, `(batch, heads, tokens, dim)`.
-        k: keys, as q.
-        v: values, as q; their dim can differ.
-        prior_scale: factors of the logits, `(heads, tokens, tokens)`; None for 1.
+        q: queries, `(batch, heads, queries, dim)`.
+        k: keys, `(batch, heads, keys, dim)`.
+        v: values, `(batch, heads, keys, v_dim)`.
+        prior_scale: factors of the logits, `(heads, queries, keys)`; None for 1.
         prior_bias: terms of the logits, as prior_scale; None for 0.
         mask: as for `attend`.
         dropout: as for `attend`.
@@ -57,12 +58,12 @@ def attention_weights(
     q: Tensor,
     k: Tensor,
     *,
-    prior: Prior | None = None,
+    prior: Prior | PlacedPrior | None = None,
     mask: Tensor | None = None,
     scale: float | None = None,
     queries: slice = slice(None),
 ) -> Tensor:
-    """Returns the weights by which `attend` multiplies the values, `(batch, heads, queries, tokens)`, at least fp32.
+    """Returns the weights by which `attend` multiplies the values, `(batch, heads, queries, keys)`, at least fp32.
 
     >>> import torch, vicinal
     >>> from vicinal.attention import attention_weights
@@ -72,14 +73,15 @@ def attention_weights(
     torch.Size([1, 4, 1, 65])
 
     Args:
-        q: queries, `(batch, heads, tokens, dim)`.
-        k: keys, as q.
+        q: queries, `(batch, heads, queries, dim)`.
+        k: keys, `(batch, heads, keys, dim)`.
         prior: as for `attend`.
         mask: as for `attend`.
         scale: as for `attend`.
         queries: the queries whose weights are computed.
     """
-    neutral = prior is None or (queries.stop is not None and 0 <= queries.stop <= prior.grid.prefix)
+    prefix = 0 if prior is None or prior.grid is None else prior.grid.prefix
+    neutral = prior is None or (queries.stop is not None and 0 <= queries.stop <= prefix)
     prior_scale, prior_bias = (None, None) if prior is None or neutral else prior()
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., queries, :]
@@ -101,7 +103,7 @@ def _weights(
     mask: Tensor | None,
     softmax_scale: float,
 ) -> Tensor:
-    """Returns attention weights, `(batch, heads, queries, tokens)`; the prior's values are over the same pairs."""
+    """Returns attention weights, `(batch, heads, queries, keys)`; the prior's values are over the same pairs."""
     q, k, dtype = q.to(product_dtype(q)), k.to(product_dtype(k)), softmax_dtype(q.dtype)
     products = (q @ k.mT).to(dtype)
     # New tensors are for autograd; in inference of one image their page faults cost as much as the arithmetic.
@@ -123,7 +125,7 @@ def softmax_weights(
     """Returns `softmax(prior_scale * products + prior_bias + mask)`, of the shape of `products`.
 
     Args:
-        products: q k^T * softmax_scale, `(..., queries, tokens)`.
+        products: q k^T * softmax_scale, `(..., queries, keys)`.
         prior_scale: factors, which broadcast to products; None for 1.
         prior_bias: terms, which broadcast to products; None for 0.
         mask: terms, which broadcast to products; a query whose terms are all -inf gets weights of 0.
