@@ -40,6 +40,27 @@ def prior_by_hand(prior, places):
     return scale, bias
 
 
+def formula_by_hand(prior, queries, keys):
+    """Returns scale and bias of `gmm+gab`, each `(heads, queries, keys)`, from its parameters; 1 and 0 without a place.
+
+    Args:
+        prior: the composition.
+        queries: (row, column) in patches, or None, of every query.
+        keys: as queries.
+    """
+    mixture, gaussian = prior.parts
+    sigma, alpha = mixture.sigma.double(), mixture.alpha.double()
+    width, amplitude = gaussian.sigma.double(), gaussian.amplitude.double()
+    scale, bias = (torch.full((prior.heads, len(queries), len(keys)), x, dtype=torch.float64) for x in (1.0, 0.0))
+    for (i, query), (j, key) in itertools.product(enumerate(queries), enumerate(keys)):
+        if query is None or key is None:
+            continue
+        squared = (key[0] - query[0]) ** 2 + (key[1] - query[1]) ** 2
+        scale[:, i, j] = mixture.constant + (alpha * torch.exp(-squared / (2 * (sigma**2 + 1e-5)))).sum(0)
+        bias[:, i, j] = amplitude**2 * torch.exp(-squared / (2 * (width**2 + 1e-5)))
+    return scale, bias
+
+
 def heads_by_hand(module, x):
     """Returns q, k and v, each `(batch, heads, tokens, dim)`, of a module of timm, transformers or torch."""
     x = x.double()

@@ -1,7 +1,7 @@
 """`attach` puts a prior into a model that somebody else wrote; `detach` takes it out again."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from vicinal.inspection.image_context import ImageSizeHook, noted_size
 from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize, eval_without_side_effects, uncompiled
+from vicinal.inspection.sites import AttentionSite
 from vicinal.priors import build_prior
 from vicinal.text_table import text_table
 
@@ -129,7 +130,7 @@ def attach(
         its_prior.to(device=device).train(site.module.training)
         give_prior(site.module, its_prior, PriorSite.of(site), None if site.layout is None else site.layout.order)
     try:
-        _note_image_size(inspection, [site.module for site in chosen])
+        _note_image_size(inspection, chosen)
     except BaseException:
         for site in chosen:
             take_prior(site.module)
@@ -149,9 +150,10 @@ def attach(
     return Attachment(prior, attached, left)
 
 
-def _note_image_size(inspection: Inspection, modules: list[nn.Module]) -> None:
+def _note_image_size(inspection: Inspection, sites: list[AttentionSite]) -> None:
     """Runs the model with its priors once, and has each of them keep the size of the image that was noted."""
     runner, model = inspection.runner, inspection.runner.model
+    modules = [site.module for site in sites]
     hooks = _image_size_hooks(model)
     with eval_without_side_effects(model), torch.no_grad():
         if not hooks:
@@ -164,9 +166,11 @@ def _note_image_size(inspection: Inspection, modules: list[nn.Module]) -> None:
                 hooks[0].remove(model)
             raise
     size = noted_size(hooks[0].key)
-    for module in modules:
-        if size is not None and isinstance(module, WithPrior):
-            module.prior_site = replace(module.prior_site, image_key=hooks[0].key, image=size)
+    for site in sites:
+        module: Any = site.module
+        if size is not None and site.layout is not None:
+            rule, raster = inspection.size_rules[site.name], site.layout.is_raster
+            module.prior_site = module.prior_site.on_images(module, hooks[0].key, size, rule, raster)
 
 
 def _image_size_hooks(model: nn.Module) -> list[ImageSizeHook]:

@@ -10,11 +10,13 @@ from vicinal.inspection.model_inspection import Inspection, inspect_runner, with
 from vicinal.inspection.model_runner import (
     Example,
     ImageSize,
+    ModelRunner,
     eval_without_side_effects,
     in_full_precision,
     make_runner,
 )
-from vicinal.inspection.size_rule import find_size_rules
+from vicinal.inspection.sites import AttentionSite
+from vicinal.inspection.size_rule import SizeRule, probe_other_size, size_rule
 
 __all__ = ["inspect", "verified"]
 
@@ -61,9 +63,26 @@ def verified(inspection: Inspection) -> Inspection:
     model = inspection.runner.model
     with eval_without_side_effects(model), without_priors(model), in_full_precision(model):
         refused = verify_sites(inspection.runner, inspection.served)
-        rules = find_size_rules(inspection.runner, inspection.sites)
-    sites = [
-        replace(site, layout=None, refusal=refused[site.name]) if site.name in refused else site
-        for site in inspection.sites
-    ]
+        sites = [
+            replace(site, layout=None, refusal=refused[site.name]) if site.name in refused else site
+            for site in inspection.sites
+        ]
+        rules = _size_rules(inspection.runner, sites)
     return replace(inspection, sites=sites, verified=True, size_rules=rules)
+
+
+def _size_rules(runner: ModelRunner, sites: list[AttentionSite]) -> dict[str, SizeRule]:
+    """Returns how the grid of each site that takes a prior changes with the size of the image, by name."""
+    served = [site for site in sites if site.layout is not None]
+    other = probe_other_size(runner, sites)
+    if other is None:
+        return dict.fromkeys((site.name for site in served), SizeRule.UNTRIED)
+    other_runner, found = other
+    refused = verify_sites(other_runner, [site for site in found if site.layout is not None])
+    by_name = {site.name: site for site in found}
+    return {
+        site.name: size_rule(
+            site, runner.image, by_name.get(site.name), other_runner.image, verified=site.name not in refused
+        )
+        for site in served
+    }

@@ -5,45 +5,46 @@ takes over fused calls. So it serves every attention class.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vicinal.attention import attend, attention_weights
+from vicinal.attention import PlacedPrior, attend, attention_weights
 from vicinal.attention.multi_head import multi_head
 from vicinal.attention.precision import can_have_tiny_weights, drop_tiny_weights
 from vicinal.attention.reference import attend_plain
 from vicinal.errors import VicinalError
-from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation, Step, product_sides
+from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation, Step
 from vicinal.inspection.head_layout import HeadLayout
-from vicinal.priors.base import Prior
 
-__all__ = ["PriorInterceptor", "attend_in_order"]
+__all__ = ["PlacedTokens", "PriorInterceptor", "attend_in_order", "token_mismatch"]
+
+
+class PlacedTokens(NamedTuple):
+    """A prior on the grid of the current image, and the order of the tokens in it."""
+
+    prior: PlacedPrior
+    order: Tensor | None = None
+    """Token at each position of the grid, `(tokens,)`; None if they are in that order."""
+    position: Tensor | None = None
+    """The inverse of `order`."""
 
 
 class PriorInterceptor(AttentionMode):
     """Applies a prior to the attention that one module computes inside.
 
     Args:
-        prior: what to apply.
+        place: given the queries `(..., tokens, dim)`, returns the prior on their grid.
         layout: where heads are in the logits.
         steps: which operations of the module are the attention.
-        order: token at each position of the prior's grid; None if they are in that order.
-        position: the inverse of `order`.
     """
 
-    def __init__(
-        self,
-        prior: Prior,
-        layout: HeadLayout,
-        steps: tuple[Step, ...],
-        order: Tensor | None = None,
-        position: Tensor | None = None,
-    ) -> None:
+    def __init__(self, place: Callable[[Tensor], PlacedTokens], layout: HeadLayout, steps: tuple[Step, ...]) -> None:
         super().__init__()
-        self.prior, self.layout, self.steps = prior, layout, steps
-        self.order, self.position = order, position
+        self.place, self.layout, self.steps = place, layout, steps
+        self.placed: PlacedTokens | None = None
         self.products = self.softmaxes = self.fused = 0
         self.applied = 0
         """Number of steps that the prior was applied in."""
@@ -57,16 +58,15 @@ class PriorInterceptor(AttentionMode):
         step = self._step(Operation.PLAIN, number)
         if step < 0:
             return func(*args, **kwargs)
-        prior_scale = self._values(step)[0]
-        sides = product_sides(func, args)
-        if prior_scale is None or sides is None or len(args) != 3 or func is torch.einsum:
-            result = func(*args, **kwargs)
-            self._check(result)
-            return result if prior_scale is None else self._apply(torch.mul, result, prior_scale, step)
+        if func is torch.einsum or len(args) != 3:
+            products = func(*args, **kwargs)
+            prior_scale = self._values(step, products)[0]
+            return products if prior_scale is None else self._apply(torch.mul, products, prior_scale, step)
         # baddbmm adds to the product, which is multiplied first.
         products = torch.bmm(args[1], args[2]) * kwargs.get("alpha", 1)
-        self._check(products)
-        return self._apply(torch.mul, products, prior_scale, step) + args[0] * kwargs.get("beta", 1)
+        prior_scale = self._values(step, products)[0]
+        products = products if prior_scale is None else self._apply(torch.mul, products, prior_scale, step)
+        return products + args[0] * kwargs.get("beta", 1)
 
     def on_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds the prior's bias to the logits."""
@@ -75,7 +75,7 @@ class PriorInterceptor(AttentionMode):
         step = next((n for n, each in enumerate(self.steps) if self._is_plain(each) and each.softmax == number), -1)
         if step < 0 or not self.shape:
             return func(*args, **kwargs)
-        prior_bias = self._values(step)[1]
+        prior_bias = self._values(step, args[0])[1]
         if prior_bias is not None:
             logits = self._apply(torch.add, args[0], prior_bias, step)
             if can_have_tiny_weights(logits):  # a narrow prior makes denormal numbers, which are slow on a CPU
@@ -105,12 +105,8 @@ class PriorInterceptor(AttentionMode):
             return func(*args, **kwargs)
         self.applied += 1
         parts = multi_head(*args, **kwargs)
-        if parts.q.shape[2] != self.prior.grid.tokens:
-            raise token_mismatch(self.prior, parts.q.shape[2])
-        return parts.run(
-            functools.partial(attend_in_order, self.prior, self.order, self.position),
-            functools.partial(weights_in_order, self.prior, self.order, self.position),
-        )
+        placed = self._place(parts.q, parts.k.shape[2])
+        return parts.run(functools.partial(attend_in_order, placed), functools.partial(weights_in_order, placed))
 
     def _step(self, operation: Operation, number: int) -> int:
         """Returns which of the steps a product or fused call is; -1 if it is none."""
@@ -123,21 +119,35 @@ class PriorInterceptor(AttentionMode):
     def _is_plain(step: Step) -> bool:
         return step.operation is Operation.PLAIN
 
-    def _check(self, product: Tensor) -> None:
-        tokens = self.prior.grid.tokens
-        if product.shape[-1] != tokens or product.shape[-2] != tokens:
-            raise token_mismatch(self.prior, product.shape[-1])
-        self.shape = tuple(product.shape)
+    def _place(self, queries: Tensor, keys: int) -> PlacedTokens:
+        """Returns the prior where the queries `(..., tokens, dim)` sit, the same in all steps of a forward."""
+        if self.placed is None:
+            self.placed = self.place(queries)
+        prior = self.placed.prior
+        if (queries.shape[-2], keys) != (prior.queries, prior.keys):
+            raise token_mismatch(prior, queries.shape[-2], keys)
+        return self.placed
 
-    def _values(self, step: int) -> tuple[Tensor | None, Tensor | None]:
-        """Returns scale and bias over pairs of tokens as the module orders them, each `(heads, tokens, tokens)`."""
-        if self.pair is None:  # the same in all steps of a forward
-            scale, bias = self.prior()
-            if self.position is not None:
-                scale, bias = (None if x is None else x[:, self.position][:, :, self.position] for x in (scale, bias))
+    def _values(self, step: int, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Returns scale and bias as the module orders its tokens, each `(heads, queries, keys)` or None.
+
+        Args:
+            step: which of the steps.
+            logits: the first time, those of the product, `(..., queries, keys)`, or transposed as the step says.
+        """
+        transposed = self.steps[step].transposed
+        if not self.shape:
+            self._place(logits.mT if transposed else logits, logits.shape[-2 if transposed else -1])
+            self.shape = tuple(logits.shape)
+        if self.pair is None:
+            assert self.placed is not None
+            scale, bias = self.placed.prior()
+            position = self.placed.position
+            if position is not None:
+                scale, bias = (None if x is None else x[:, position][:, :, position] for x in (scale, bias))
             self.pair = scale, bias
         scale, bias = self.pair
-        if self.steps[step].transposed:
+        if transposed:
             scale, bias = (None if x is None else x.mT for x in (scale, bias))
         return scale, bias
 
@@ -151,8 +161,7 @@ class PriorInterceptor(AttentionMode):
         """Returns the result of a fused call in the shape that the module expects."""
         q, k, v, mask = call.query, call.key, call.value, call.attn_mask
         leading = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2])
-        if q.shape[-2] != self.prior.grid.tokens:
-            raise token_mismatch(self.prior, q.shape[-2])
+        placed = self._place(q, k.shape[-2])
         q, k, v = (x.expand(*leading, *x.shape[-2:]) for x in (q, k, v))
         plain = self.layout.is_batch_by_heads
         if not plain:
@@ -160,13 +169,11 @@ class PriorInterceptor(AttentionMode):
                 mask = self._folded(mask.expand(*leading, q.shape[-2], k.shape[-2]))
             q, k, v = (self._folded(x) for x in (q, k, v))
         if self.layout.turns > 1:
-            values = (None if x is None else x[step : step + 1] for x in self._values(step))
+            values = (None if x is None else x[step : step + 1] for x in placed.prior())
             scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
             out = attend_plain(q, k, v, *values, mask=mask, dropout=call.dropout_p, softmax_scale=scale)
         else:
-            out = attend_in_order(
-                self.prior, self.order, self.position, q, k, v, mask=mask, dropout=call.dropout_p, scale=call.scale
-            )
+            out = attend_in_order(placed, q, k, v, mask=mask, dropout=call.dropout_p, scale=call.scale)
         if plain:
             return out
         return self.layout.restore(out.unflatten(0, (-1, self.layout.windows)), tuple(leading))
@@ -177,9 +184,7 @@ class PriorInterceptor(AttentionMode):
 
 
 def attend_in_order(
-    prior: Prior,
-    order: Tensor | None,
-    position: Tensor | None,
+    placed: PlacedTokens,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -191,9 +196,7 @@ def attend_in_order(
     """Returns `attend` for tokens in another order than the prior's grid: they are put in order, and back.
 
     Args:
-        prior: as for `attend`.
-        order: token at each position of the grid; None if they are in that order.
-        position: the inverse of `order`.
+        placed: the prior, and the order of the tokens.
         q: queries, `(batch, heads, tokens, dim)`, in the module's order; `k` and `v` as well.
         k: keys.
         v: values.
@@ -201,6 +204,7 @@ def attend_in_order(
         dropout: as for `attend`.
         scale: as for `attend`.
     """
+    prior, order, position = placed
     if order is None or position is None:
         return attend(q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale)
     q, k, v = (x.index_select(-2, order) for x in (q, k, v))
@@ -208,10 +212,9 @@ def attend_in_order(
     return out.index_select(-2, position)
 
 
-def weights_in_order(
-    prior: Prior, order: Tensor | None, position: Tensor | None, q: Tensor, k: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
+def weights_in_order(placed: PlacedTokens, q: Tensor, k: Tensor, *, mask: Tensor | None = None) -> Tensor:
     """Returns `attention_weights` for tokens in another order than the prior's grid, in the module's order."""
+    prior, order, position = placed
     if order is None or position is None:
         return attention_weights(q, k, prior=prior, mask=mask)
     q, k = (x.index_select(-2, order) for x in (q, k))
@@ -229,9 +232,13 @@ def _ordered(mask: Tensor | None, order: Tensor) -> Tensor | None:
     return mask
 
 
-def token_mismatch(prior: Prior, tokens: int) -> VicinalError:
-    """Returns the error for a sequence of another length than the prior was attached for."""
+def token_mismatch(prior: PlacedPrior, queries: int, keys: int) -> VicinalError:
+    """Returns the error for sequences of another length than the prior was attached for."""
+    if prior.queries == prior.keys:
+        wanted, got = f"{prior.queries} tokens ({prior.grid})", str(queries if queries != prior.queries else keys)
+    else:
+        wanted, got = f"{prior.queries} queries and {prior.keys} keys", f"{queries} and {keys}"
     return VicinalError(
-        f"the prior was attached for {prior.grid.tokens} tokens ({prior.grid}), got {tokens}: "
+        f"the prior was attached for {wanted}, got {got}: "
         "attach with the img_size in use, or detach and attach again; tokens dropped at random are not served"
     )

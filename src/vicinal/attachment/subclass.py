@@ -5,18 +5,22 @@ class.
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from vicinal.attachment.interceptor import PriorInterceptor
+from vicinal.attachment.interceptor import PlacedTokens, PriorInterceptor
+from vicinal.cells import Cells, raster_order
 from vicinal.errors import VicinalError
+from vicinal.grid import Grid
 from vicinal.inspection.attention_mode import Step
 from vicinal.inspection.head_layout import HeadLayout
-from vicinal.inspection.image_context import UNKNOWN, is_tracing, noted_size
+from vicinal.inspection.image_context import UNKNOWN, SizeRecords, in_backward, is_tracing, noted_size
 from vicinal.inspection.sites import AttentionSite
+from vicinal.inspection.size_rule import KnownSize, SizeRule, grid_at
 from vicinal.priors.base import Prior
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
@@ -31,35 +35,80 @@ class PriorSite:
     steps: tuple[Step, ...]
     suffix: int = 0
     """How many of the grid's prefix tokens stand behind the last patch."""
+    lattice: tuple[int, int] = (1, 1)
+    """Rows and columns of patches of the whole image; more than those of the grid, if that is a window."""
     image_key: str = ""
     """Under which `noted_size` finds the size of the current image; empty if it was not noted."""
     image: tuple[int, int] = UNKNOWN
     """Height and width of the images that the prior was attached for."""
+    size_rule: SizeRule = SizeRule.UNKNOWN
+    """How the grid changes on images of another size."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    """Sizes that the module keeps as attributes, such as that of its window, if no other image was tried."""
 
     @classmethod
     def of(cls, site: AttentionSite) -> "PriorSite":
         """Returns what a module must know of its site."""
-        return cls(site.name, site.head_layout, site.steps, 0 if site.layout is None else site.layout.suffix)
+        suffix = 0 if site.layout is None else site.layout.suffix
+        lattice = (site.queries.rows, site.queries.columns) if isinstance(site.queries, Cells) else (1, 1)
+        return cls(site.name, site.head_layout, site.steps, suffix, lattice)
 
-    def check_image(self) -> None:
-        """Raises VicinalError if the current image has another size than the prior was attached for.
+    def on_images(
+        self, module: nn.Module, key: str, image: tuple[int, int], rule: SizeRule, raster: bool
+    ) -> "PriorSite":
+        """Returns the site with what is known of images of other sizes.
 
-        An image of another shape may have as many tokens. Where no size was noted in this thread, as when activations
-        are recomputed in a backward thread, the forward has been checked already.
+        Args:
+            module: of the site.
+            key: of the hook that notes the size of the image.
+            image: height and width of the images that the prior was attached for.
+            rule: how the grid changes with them.
+            raster: whether patches stand row by row.
         """
-        noted = noted_size(self.image_key) if self.image_key else None
-        if noted is None or noted == self.image or is_tracing():
-            return
-        wanted = f"{self.image[0]} x {self.image[1]}"
-        if noted == UNKNOWN:
+        settings: tuple[tuple[str, Any], ...] = ()
+        if rule is SizeRule.UNTRIED:
+            settings = tuple(_size_settings(module))
+            if self.head_layout.windows > 1:
+                rule = SizeRule.WHOLE_WINDOWS
+            elif not raster:
+                rule = SizeRule.UNKNOWN
+        return replace(self, image_key=key, image=image, size_rule=rule, settings=settings)
+
+    def grid_at(self, module: nn.Module, grid: Grid, image: tuple[int, int], tokens: int) -> Grid:
+        """Returns the grid of the tokens of an image of another size. Raises VicinalError if it is not known.
+
+        Args:
+            module: of the site.
+            grid: of the prior.
+            image: height and width.
+            tokens: number of tokens.
+        """
+        wanted = f"the prior of {self.name} was attached for images of {self.image[0]} x {self.image[1]}"
+        if image == UNKNOWN:
             raise VicinalError(
-                f"the prior of {self.name} was attached for images of {wanted}; this call gave the model no image, so "
-                "the places of its tokens are not known"
+                f"{wanted}; this call gave the model no image, so the places of its tokens are not known"
             )
-        raise VicinalError(
-            f"the prior of {self.name} was attached for images of {wanted}, got {noted[0]} x {noted[1]}: give such "
-            "images, use vicinal.resize, or detach and attach again with the img_size in use"
-        )
+        changed = [name for name, value in self.settings if getattr(module, name, None) != value]
+        found = None if changed else grid_at(self.size_rule, KnownSize(self.image, grid, self.lattice), image, tokens)
+        if found is None:
+            why = f"its {tokens} tokens form no grid there that follows from {grid}"
+            if self.size_rule is SizeRule.UNKNOWN:
+                why = "its tokens sit in other places there"
+            if self.size_rule is SizeRule.WHOLE_WINDOWS:
+                why = f"its map is not cut into whole windows of {grid} there"
+            if changed:
+                why = f"its {changed[0]} has changed since"
+            raise VicinalError(
+                f"{wanted}, got {image[0]} x {image[1]}, and {why}: give such images, use vicinal.resize, or detach "
+                "and attach again with the img_size in use"
+            )
+        return found
+
+
+def _size_settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(module).items():
+        if type(value) is int or (type(value) is tuple and all(type(x) is int for x in value)):
+            yield name, value
 
 
 class WithPrior:
@@ -73,17 +122,44 @@ class WithPrior:
     """Token at each position of the prior's grid; None if they are in that order."""
     prior_position: Tensor | None
     """Position of each token, the inverse of `prior_order`."""
+    prior_sizes: SizeRecords
+    """The image sizes that it ran on."""
+
+    def place_prior(self, queries: Tensor) -> PlacedTokens:
+        """Returns the prior on the grid of the current image, and the order of the tokens in it.
+
+        Args:
+            queries: `(..., tokens, dim)`.
+        """
+        site = self.prior_site
+        image = self._image_size(queries)
+        if image is None or image == site.image:
+            return PlacedTokens(self.prior, self.prior_order, self.prior_position)
+        module: Any = self
+        grid = site.grid_at(module, self.prior.grid, image, queries.shape[-2])
+        if grid == self.prior.grid:
+            return PlacedTokens(self.prior, self.prior_order, self.prior_position)
+        order = raster_order(grid, site.suffix)
+        order = None if order is None else order.to(queries.device)
+        return PlacedTokens(self.prior.on(grid), order, None if order is None else order.argsort())
+
+    def _image_size(self, queries: Tensor) -> tuple[int, int] | None:
+        """Returns height and width of the image that queries `(..., tokens, dim)` are of; None if not noted."""
+        key = self.prior_site.image_key
+        if not key or is_tracing():
+            return None
+        if torch.compiler.is_compiling():
+            return noted_size(key)
+        if in_backward():
+            return self.prior_sizes.find(queries) or noted_size(key)
+        image = noted_size(key)
+        if image is not None and (torch.is_grad_enabled() or self.training):  # type: ignore[attr-defined]
+            self.prior_sizes.note(image, queries)
+        return image
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the original forward with the prior at its logits."""
-        self.prior_site.check_image()
-        mode = PriorInterceptor(
-            self.prior,
-            self.prior_site.head_layout,
-            self.prior_site.steps,
-            self.prior_order,
-            self.prior_position,
-        )
+        mode = PriorInterceptor(self.place_prior, self.prior_site.head_layout, self.prior_site.steps)
         with mode:
             result = super().forward(*args, **kwargs)  # type: ignore[misc]
         if mode.applied != len(self.prior_site.steps):
@@ -135,6 +211,7 @@ def give_prior(
     device = next((x.device for x in module.parameters()), None)
     module.prior = prior
     module.prior_site = site  # type: ignore[assignment]
+    module.prior_sizes = SizeRecords()  # type: ignore[assignment]
     position = None if order is None else order.argsort()
     module.register_buffer("prior_order", None if order is None else order.to(device), persistent=False)
     module.register_buffer("prior_position", None if position is None else position.to(device), persistent=False)
@@ -154,5 +231,5 @@ def take_prior(module: nn.Module) -> None:
     for key, hook in list(module._forward_hooks.items()):
         if hook is disable_fast_path:
             del module._forward_hooks[key]
-    for name in ("prior", "prior_site", "prior_order", "prior_position"):
+    for name in ("prior", "prior_site", "prior_sizes", "prior_order", "prior_position"):
         delattr(module, name)

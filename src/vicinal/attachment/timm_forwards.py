@@ -11,7 +11,7 @@ from torch import Tensor
 from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.interceptor import token_mismatch
 from vicinal.attachment.subclass import FAST_FORWARDS, WithPrior
-from vicinal.attention import attend
+from vicinal.attention import PlacedPrior, attend
 from vicinal.errors import VicinalError
 
 ensure_torchvision()
@@ -22,41 +22,48 @@ from timm.models.swin_transformer import WindowAttention  # noqa: E402
 __all__ = ["AttentionForward", "WindowAttentionForward"]
 
 
-class AttentionForward(WithPrior):
+class _FastForward(WithPrior):
+    """A forward of ours, for tokens that stand row by row."""
+
+    def _prior_for(self, x: Tensor) -> PlacedPrior:
+        """Returns the prior on the grid of tokens `(batch, tokens, dim)`."""
+        prior, tokens = self.place_prior(x).prior, x.shape[1]
+        if tokens != prior.queries:
+            raise token_mismatch(prior, tokens, tokens)
+        return prior
+
+
+class AttentionForward(_FastForward):
     """timm's `Attention`, under a prior."""
 
     def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Returns tokens, `(batch, tokens, dim)`."""
-        self.prior_site.check_image()
         if is_causal:
             raise VicinalError("a spatial prior does not serve causal attention")
         batch, tokens, _ = x.shape
-        if tokens != self.prior.grid.tokens:
-            raise token_mismatch(self.prior, tokens)
+        prior = self._prior_for(x)
         gate = None if self.gate is None else self.gate(x).sigmoid()
         q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         q, k = self.q_norm(q), self.k_norm(k)
         dropout = self.attn_drop.p if self.training else 0.0
-        out = attend(q, k, v, prior=self.prior, mask=attn_mask, dropout=dropout, scale=self.scale)
+        out = attend(q, k, v, prior=prior, mask=attn_mask, dropout=dropout, scale=self.scale)
         out = self.norm(out.transpose(1, 2).reshape(batch, tokens, self.attn_dim))
         return self.proj_drop(self.proj(out if gate is None else out * gate))  # type: ignore[no-any-return]
 
 
-class WindowAttentionForward(WithPrior):
+class WindowAttentionForward(_FastForward):
     """timm's `WindowAttention` of Swin, under a prior."""
 
     def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns windows, `(batch * windows, tokens, dim)`."""
-        self.prior_site.check_image()
         batch, tokens, _ = x.shape
-        if tokens != self.prior.grid.tokens:
-            raise token_mismatch(self.prior, tokens)
+        prior = self._prior_for(x)
         q, k, v = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         bias = self._get_rel_pos_bias()
         if mask is not None:  # (windows, tokens, tokens), the same for every image
             bias = (bias + mask[:, None]).repeat(batch // len(mask), 1, 1, 1)
         dropout = self.attn_drop.p if self.training else 0.0
-        out = attend(q, k, v, prior=self.prior, mask=bias, dropout=dropout, scale=self.scale)
+        out = attend(q, k, v, prior=prior, mask=bias, dropout=dropout, scale=self.scale)
         return self.proj_drop(self.proj(out.transpose(1, 2).reshape(batch, tokens, -1)))  # type: ignore[no-any-return]
 
 

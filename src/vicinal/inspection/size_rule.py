@@ -1,9 +1,10 @@
 """How the grid of an attention changes with the size of the image: a rule, confirmed by a probe at another size."""
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -16,7 +17,7 @@ from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.shared_layout import has_layout
 from vicinal.inspection.sites import AttentionSite, find_sites
 
-__all__ = ["SizeRule", "find_size_rules", "grid_at"]
+__all__ = ["KnownSize", "SizeRule", "grid_at", "probe_other_size", "size_rule"]
 
 
 class SizeRule(Enum):
@@ -24,27 +25,42 @@ class SizeRule(Enum):
 
     FOLLOWS = "patches keep their size in pixels"
     FIXED = "the grid is the same for every image, as that of a window is"
+    WHOLE_WINDOWS = "the grid is that of a window, and images must be cut into whole windows"
     UNTRIED = "the model took no image of another size when it was inspected"
     UNKNOWN = "tokens sit in other places at another size"
 
 
-def grid_at(rule: SizeRule, grid: Grid, before: tuple[int, int], image: tuple[int, int], tokens: int) -> Grid | None:
+@dataclass(frozen=True)
+class KnownSize:
+    """The grid of an attention on images of one size."""
+
+    image: tuple[int, int]
+    """Height and width in pixels."""
+    grid: Grid
+    lattice: tuple[int, int]
+    """Rows and columns of patches of the whole image; those of the grid, unless it is a window."""
+
+
+def grid_at(rule: SizeRule, known: KnownSize, image: tuple[int, int], tokens: int) -> Grid | None:
     """Returns the grid of an attention on images of another size, or None if it is not known.
 
     Args:
         rule: how the grid changes.
-        grid: that on images of the size `before`.
-        before: height and width.
+        known: the grid on images of one size.
         image: height and width now.
         tokens: length of the sequence now, which the grid must have.
     """
-    if rule is SizeRule.FIXED:
-        return grid if tokens == grid.tokens else None
+    grid = known.grid
     if rule is SizeRule.UNKNOWN:
         return None
     # A patch at the edge that is not whole is left out or padded. Numbers of rows and columns differ by rounding only.
-    heights = _counts(grid.height, before[0], image[0])
-    widths = _counts(grid.width, before[1], image[1])
+    heights = _counts(known.lattice[0], known.image[0], image[0])
+    widths = _counts(known.lattice[1], known.image[1], image[1])
+    if rule is SizeRule.WHOLE_WINDOWS:
+        whole = len(heights) == 1 == len(widths) and heights[0] % grid.height == 0 == widths[0] % grid.width
+        return grid if whole and tokens == grid.tokens else None
+    if rule is SizeRule.FIXED:
+        return grid if tokens == grid.tokens else None
     patches = tokens - grid.prefix
     fitting = [pair for pair in itertools.product(heights, widths) if pair[0] * pair[1] == patches]
     return Grid(*fitting[0], grid.prefix) if len(fitting) == 1 else None
@@ -56,39 +72,63 @@ def _counts(count: int, before: int, pixels: int) -> list[int]:
     return [n for n in ([least, least + 1] if rest else [least]) if n >= 1]
 
 
-def find_size_rules(runner: ModelRunner, sites: Sequence[AttentionSite]) -> dict[str, SizeRule]:
-    """Probes a model at another size, if it takes any, and returns the rule of each site that takes a prior, by name.
+def probe_other_size(
+    runner: ModelRunner, sites: Sequence[AttentionSite]
+) -> tuple[ModelRunner, list[AttentionSite]] | None:
+    """Finds the attention of a model on images of another size; None if it takes none of those that are tried.
 
     Args:
         runner: the model, in evaluation mode, without priors and in full precision; and its images.
         sites: all that were found with these images.
+
+    Returns:
+        The model with the other images, and all sites there.
     """
-    served = [site for site in sites if site.layout is not None]
-    for size in _other_sizes(runner.image, served):
+    for size in _other_sizes(runner.image, [site for site in sites if site.layout is not None]):
         other = replace(runner, shape=(*runner.shape[:-2], *size))
         try:
-            calls = observe_attention(other.model, lambda other=other: other(other.noise(1)))  # type: ignore[misc]
-            found = {site.name: site for site in find_sites(other, len(calls), rounds=1)} if calls else {}
+            calls = observe_attention(other.model, functools.partial(other, other.noise(1)))
+            return other, find_sites(other, len(calls), rounds=1) if calls else []
         except VicinalError:
             continue  # the model takes no such images
-        return {site.name: _rule(site, found.get(site.name), runner.image, size) for site in served}
-    return dict.fromkeys((site.name for site in served), SizeRule.UNTRIED)
+    return None
 
 
-def _rule(site: AttentionSite, other: AttentionSite | None, before: tuple[int, int], image: tuple[int, int]) -> SizeRule:
-    """Returns the rule that a site on images of two sizes confirms."""
+def size_rule(
+    site: AttentionSite,
+    image: tuple[int, int],
+    other: AttentionSite | None,
+    other_image: tuple[int, int],
+    verified: bool,
+) -> SizeRule:
+    """Returns the rule that a site on images of two sizes confirms.
+
+    Args:
+        site: that takes a prior.
+        image: height and width there.
+        other: the same module on images of another size; None if it does not run there.
+        other_image: height and width there.
+        verified: whether a prior acts as it should in the other site, if that takes one.
+    """
     one = site.layout
     if one is None or other is None or site.heads != other.heads:
         return SizeRule.UNKNOWN
     two = other.layout
     if two is not None and _same_layout(one, two):
-        return SizeRule.FIXED
+        return SizeRule.FIXED if verified else SizeRule.WHOLE_WINDOWS
     if two is not None and one.is_raster and two.is_raster and one.suffix == two.suffix and other.windows == 1:
-        follows = two.grid == grid_at(SizeRule.FOLLOWS, one.grid, before, image, two.grid.tokens)
-        return SizeRule.FOLLOWS if follows and site.windows == 1 else SizeRule.UNKNOWN
+        known = KnownSize(image, one.grid, (one.grid.height, one.grid.width))
+        follows = two.grid == grid_at(SizeRule.FOLLOWS, known, other_image, two.grid.tokens)
+        return SizeRule.FOLLOWS if follows and verified and site.windows == 1 else SizeRule.UNKNOWN
     cells = other.queries
-    fixed = isinstance(cells, Cells) and isinstance(other.keys, Cells) and cells.same_as(other.keys)
-    return SizeRule.FIXED if fixed and has_layout(cells, one) else SizeRule.UNKNOWN  # type: ignore[arg-type]
+    if (
+        isinstance(cells, Cells)
+        and isinstance(other.keys, Cells)
+        and cells.same_as(other.keys)
+        and has_layout(cells, one)
+    ):
+        return SizeRule.FIXED if verified and site.windows == 1 else SizeRule.WHOLE_WINDOWS
+    return SizeRule.UNKNOWN
 
 
 def _same_layout(one: Layout, two: Layout) -> bool:
