@@ -156,8 +156,7 @@ BACKWARD = {"here": lambda loss: loss.backward(), "in a thread": lambda loss: in
 @pytest.mark.parametrize("backward", BACKWARD.values(), ids=BACKWARD)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_two_sizes_of_as_many_tokens_in_one_checkpointed_step(backward, reentrant, monkeypatch):
-    monkeypatch.setenv("TIMM_REENTRANT_CKPT", str(int(reentrant)))
-    monkeypatch.setattr(timm.layers.config, "_REENTRANT_CKPT", reentrant, raising=False)
+    monkeypatch.setattr(timm.layers.config, "_USE_REENTRANT_CKPT", reentrant)
     model = dynamic_vit().train()
     attach(model)
     inputs = [images(size) for size in (*SIZES, SIZES[1])]

@@ -68,8 +68,8 @@ def grid_at(rule: SizeRule, known: KnownSize, image: tuple[int, int], tokens: in
 
 def _counts(count: int, before: int, pixels: int) -> list[int]:
     """Returns the numbers of patches that may fit in `pixels`, if `count` of them fit in `before`."""
-    least, rest = divmod(pixels * count, before)
-    return [n for n in ([least, least + 1] if rest else [least]) if n >= 1]
+    least = pixels * count // before
+    return [n for n in ([least] if least * before == pixels * count else [least, least + 1]) if n >= 1]
 
 
 def probe_other_size(
