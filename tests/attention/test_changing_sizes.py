@@ -51,7 +51,8 @@ class MapAttention(nn.Module):
         return attend(q, k, v, prior=prior, backend=self.backend).transpose(1, 2).flatten(2)
 
 
-def maps(sizes, batch=3):
+def maps(sizes):
+    batch = 7  # another number than the sizes: Dynamo takes equal numbers for one symbol
     return [torch.randn(batch, DIM, *size, requires_grad=True) for size in sizes]
 
 
