@@ -3,8 +3,8 @@
 Traced, the plain formula keeps logits and weights for backward, and Inductor's code for it is slower on a CPU than the
 chunks of `RecomputedAttention`. The operator keeps those, in one graph with the rest of the model.
 
-Sizes can be symbolic (`torch.compile(dynamic=True)`): the fake kernels do not branch on them, and the strides of
-results do not depend on the chunks.
+Sizes can be symbolic (`torch.compile(dynamic=True)`): the fake kernels do not branch on them, and all results are
+contiguous whatever the chunks.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.attention.recompute import Settings, empty_output, run_backward, run_forward
+from vicinal.attention.recompute import Settings, run_backward, run_forward
 
 __all__ = ["OperatorArguments", "operator_arguments", "recomputed_attention"]
 
@@ -59,7 +59,7 @@ def _backward(gradient: Tensor, *args: Any) -> tuple[Tensor, ...]:
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-    return empty_output(q, v)
+    return q.new_empty(*q.shape[:3], v.shape[3])
 
 
 def _fake_backward(gradient: Tensor, *args: Any) -> tuple[Tensor, ...]:

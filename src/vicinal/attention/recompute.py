@@ -12,7 +12,7 @@ from vicinal.attention.precision import can_have_tiny_weights, drop_tiny_terms
 from vicinal.attention.reference import softmax_weights
 from vicinal.grid import Grid
 
-__all__ = ["RecomputedAttention", "Settings", "empty_output", "run_backward", "run_forward"]
+__all__ = ["RecomputedAttention", "Settings", "run_backward", "run_forward"]
 
 
 class Settings(NamedTuple):
@@ -77,9 +77,7 @@ def run_forward(
     *,
     settings: Settings,
 ) -> Tensor:
-    """Returns attention, `(batch, heads, queries, v_dim)`, computed chunk by chunk.
-
-    It is in memory as `(batch, queries, heads, v_dim)`, so that merging heads takes no copy.
+    """Returns attention, `(batch, heads, queries, v_dim)`, contiguous, computed chunk by chunk.
 
     Args:
         q: queries, `(batch, heads, queries, dim)`.
@@ -92,7 +90,7 @@ def run_forward(
         settings: grid, factor of q k^T and dropout.
     """
     chunked = ChunkedAttention(q, v, logit_buffers=1)
-    out = empty_output(q, v)
+    out = q.new_empty(*q.shape[:3], v.shape[3])
     generator = _generator(q, settings)
     for heads in chunked.head_groups:
         scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
@@ -108,11 +106,6 @@ def run_forward(
                 weights = weights * _dropout_factors(weights, settings.dropout, generator)
             chunked.store(out[images, heads, rows], chunked.matrices(weights), values)
     return out
-
-
-def empty_output(q: Tensor, v: Tensor) -> Tensor:
-    """Returns an empty tensor for the result of `run_forward`."""
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
 
 
 def run_backward(
