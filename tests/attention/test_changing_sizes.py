@@ -56,16 +56,16 @@ def maps(sizes):
     return [torch.randn(batch, DIM, *size, requires_grad=True) for size in sizes]
 
 
-@pytest.mark.parametrize("backend", ["auto", "plain"])
-def test_one_compiled_graph_trains_on_all_sizes(backend):
+@pytest.mark.parametrize(("backend", "sizes"), [("auto", SIZES), ("plain", SIZES[1:])])
+def test_one_compiled_graph_trains_on_all_sizes(backend, sizes):
     torch.compiler.reset()
     model, counter = MapAttention(backend), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
-    for x in maps(SIZES):
+    for x in maps(sizes):
         out, expected, tensors = compiled(x), model(x), [x, *model.parameters()]
         torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
         assert_all_close(gradients(out, tensors), gradients(expected, tensors), atol=1e-5, rtol=1e-4)
-    assert counter.frame_count <= 2
+    assert counter.frame_count == (2 if SIZES[0] in sizes else 1)  # equal sizes are one symbol
 
 
 def test_one_compiled_graph_serves_sizes_on_both_sides_of_a_chunk():
@@ -73,12 +73,14 @@ def test_one_compiled_graph_serves_sizes_on_both_sides_of_a_chunk():
     model, counter = MapAttention(), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vicinal.attention.chunks.CPU_CHUNK_LOGITS", 2 * 150)
+        patch.setattr(
+            "vicinal.attention.chunks.CPU_CHUNK_LOGITS", 300
+        )  # 2 heads of 7, 16 and 29 tokens: 98, 512, 1682 logits
         for x in maps([(5, 3), (2, 3), (4, 7)]):
             out, expected, tensors = compiled(x), model(x), [x, *model.parameters()]
             torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
             assert_all_close(gradients(out, tensors), gradients(expected, tensors), atol=1e-5, rtol=1e-4)
-    assert counter.frame_count <= 2
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("backend", ["auto", "recompute"])
