@@ -162,8 +162,8 @@ class Grid:
 def _slide(x: Tensor, count: int) -> Tensor:
     """Returns `(..., count, count)` from `(..., 2 count - 1)`: `out[i, j] = x[j - i + count - 1]`.
 
-    Skewing, without overlapping windows: `x`, padded by one number and repeated, is reshaped to rows that are one
-    number shorter, so that row i is `x` shifted right by i.
+    Skewing, without overlapping windows: `x`, padded by one number and repeated, is reshaped to rows one number
+    shorter, so that row i is `x` shifted right by i.
     """
     copies = F.pad(x, (0, 1)).unsqueeze(-2).expand(*x.shape[:-1], count, 2 * count)
     rows = copies.flatten(-2)[..., :-count].reshape(*x.shape[:-1], count, 2 * count - 1)

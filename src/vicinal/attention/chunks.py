@@ -48,6 +48,7 @@ class ChunkedAttention:
         self._logits = [q.new_empty(matrices, rows, keys, dtype=self.dtype) for _ in range(logit_buffers)]
         sizes = {"q": (rows, dim), "k": (keys, dim), "v": (keys, v_dim), "gradient": (rows, v_dim)}
         self._inputs = {name: q.new_empty(matrices, *size, dtype=self.dtype) for name, size in sizes.items()}
+        self._output = q.new_empty(matrices * max(rows, keys) * max(dim, v_dim), dtype=self.dtype)
 
     def load(self, name: str, x: Tensor) -> Tensor:
         """Copies a chunk `(images, heads, rows, dim)` of an input to its buffer; returns `(matrices, rows, dim)`."""
@@ -56,8 +57,22 @@ class ChunkedAttention:
         return buffer
 
     def matrices(self, x: Tensor) -> Tensor:
-        """Returns `(images, heads, rows, columns)` as `(matrices, rows, columns)`; of a result, a view."""
+        """Returns `(images, heads, rows, columns)` as `(matrices, rows, columns)`."""
         return x.flatten(0, 1).to(self.dtype)
+
+    def store(self, result: Tensor, left: Tensor, right: Tensor, *, beta: float = 0.0, alpha: float = 1.0) -> None:
+        """Writes `beta * result + alpha * left right` to a chunk of a result, `(images, heads, rows, dim)`.
+
+        Batched products are slower into chunks with gaps. They go through a buffer, which the cache holds.
+        """
+        if result.is_contiguous() and result.dtype == self.dtype:
+            result.flatten(0, 1).baddbmm_(left, right, beta=beta, alpha=alpha)
+            return
+        buffer = self._output[: result.numel()].view(result.shape)
+        if beta:
+            buffer.copy_(result)
+        buffer.flatten(0, 1).baddbmm_(left, right, beta=beta, alpha=alpha)
+        result.copy_(buffer)
 
     def product(self, number: int, rows: Tensor, keys: Tensor, heads: slice, scale: float = 1.0) -> Tensor:
         """Returns `scale * rows keys^T`, `(images, heads, rows, keys)`, in the buffer for logits of that number."""

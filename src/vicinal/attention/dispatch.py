@@ -42,7 +42,7 @@ def attend(
     *,
     prior: Prior | PlacedPrior | None = None,
     mask: Tensor | None = None,
-    dropout: float = 0.0,
+    dropout: float = 0,  # of 0.0 `torch.compile(dynamic=True)` makes a symbol, and compiles again when it is compared
     scale: float | None = None,
     backend: Backend = "auto",
 ) -> Tensor:

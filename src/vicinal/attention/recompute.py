@@ -90,7 +90,7 @@ def run_forward(
         settings: grid, factor of q k^T and dropout.
     """
     chunked = ChunkedAttention(q, v, logit_buffers=1)
-    out = q.new_empty(*q.shape[:3], v.shape[3], dtype=chunked.dtype)
+    out = q.new_empty(*q.shape[:3], v.shape[3])
     generator = _generator(q, settings)
     for heads in chunked.head_groups:
         scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
@@ -104,8 +104,8 @@ def run_forward(
             weights = _weights(products, *pairs, mask_chunk, out=products)
             if settings.dropout:
                 weights = weights * _dropout_factors(weights, settings.dropout, generator)
-            torch.bmm(chunked.matrices(weights), values, out=chunked.matrices(out[images, heads, rows]))
-    return out.to(q.dtype)
+            chunked.store(out[images, heads, rows], chunked.matrices(weights), values)
+    return out
 
 
 def run_backward(
@@ -156,7 +156,7 @@ def run_backward(
                 dropped = weights * factors
                 d_weights.mul_(factors)
             beta = 0.0 if rows.start == 0 else 1.0  # gradients of keys and values sum over all query rows
-            chunked.matrices(dv[images, heads]).baddbmm_(chunked.matrices(dropped).mT, grads, beta=beta)
+            chunked.store(dv[images, heads], chunked.matrices(dropped).mT, grads, beta=beta)
             d_logits = torch.ops.aten._softmax_backward_data.out(
                 d_weights, weights, -1, weights.dtype, grad_input=d_weights
             )
@@ -171,8 +171,8 @@ def run_backward(
                 d_logits.mul_(scales[:, rows])
             d_products = chunked.matrices(d_logits)
             scale = settings.softmax_scale
-            chunked.matrices(dq[images, heads, rows]).baddbmm_(d_products, keys, beta=0.0, alpha=scale)
-            chunked.matrices(dk[images, heads]).baddbmm_(d_products.mT, queries, beta=beta, alpha=scale)
+            chunked.store(dq[images, heads, rows], d_products, keys, alpha=scale)
+            chunked.store(dk[images, heads], d_products.mT, queries, beta=beta, alpha=scale)
         for d_values, d_pairs in ((d_prior_scale, d_scales), (d_prior_bias, d_biases)):
             if d_values is not None and d_pairs is not None:
                 d_values[heads] = _token_pairs_adjoint(d_pairs, settings)
