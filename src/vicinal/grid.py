@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vicinal.errors import VicinalError
 
-__all__ = ["Grid"]
+__all__ = ["Grid", "same_size"]
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,25 @@ class Grid:
         """From pairs of tokens to pairs of patches."""
         return pairs[..., self.prefix :, self.prefix :]
 
+    def same_patches(self, other: "Grid") -> bool:
+        """Returns whether two grids have the same rows and columns; False if they may have others under a compiler."""
+        return same_size((self.height, self.width), (other.height, other.width))
+
     def __str__(self) -> str:
         return f"{self.height} x {self.width}" + (f" + {self.prefix} prefix" if self.prefix else "")
+
+
+def same_size(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Returns whether two heights and widths are the same.
+
+    A symbolic size of `torch.compile` or `torch.export` is the same only if it always is: comparing it would make it a
+    constant of the graph.
+    """
+    if not torch.compiler.is_compiling():
+        return one == other
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(one[0] == other[0]) and statically_known_true(one[1] == other[1])
 
 
 def _slide(x: Tensor, count: int) -> Tensor:

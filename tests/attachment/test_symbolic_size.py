@@ -28,7 +28,7 @@ def graphs(model, sizes, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prior", ["gmm:init=spread", "conv", "rpe:init=normal"])
+@pytest.mark.parametrize("prior", ["gmm:init=spread+conv"])
 def test_inference_at_three_sizes_takes_two_graphs(prior):
     model = vit().eval()
     vicinal.attach(model, prior)

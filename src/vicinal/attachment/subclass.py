@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vicinal.attachment.interceptor import PlacedTokens, PriorInterceptor
 from vicinal.cells import Cells, raster_order
 from vicinal.errors import VicinalError
-from vicinal.grid import Grid
+from vicinal.grid import Grid, same_size
 from vicinal.inspection.attention_mode import Step
 from vicinal.inspection.head_layout import HeadLayout
 from vicinal.inspection.image_context import UNKNOWN, SizeRecords, in_backward, is_tracing, noted_size
@@ -84,7 +84,7 @@ class PriorSite:
             tokens: number of tokens.
         """
         wanted = f"the prior of {self.name} was attached for images of {self.image[0]} x {self.image[1]}"
-        if image == UNKNOWN:
+        if same_size(image, UNKNOWN):
             raise VicinalError(
                 f"{wanted}; this call gave the model no image, so the places of its tokens are not known"
             )
@@ -133,11 +133,11 @@ class WithPrior:
         """
         site = self.prior_site
         image = self._image_size(queries)
-        if image is None or image == site.image:
+        if image is None or same_size(image, site.image):
             return PlacedTokens(self.prior, self.prior_order, self.prior_position)
         module: Any = self
         grid = site.grid_at(module, self.prior.grid, image, queries.shape[-2])
-        if grid == self.prior.grid:
+        if grid.same_patches(self.prior.grid):
             return PlacedTokens(self.prior, self.prior_order, self.prior_position)
         order = raster_order(grid, site.suffix)
         order = None if order is None else order.to(queries.device)

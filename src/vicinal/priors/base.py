@@ -173,7 +173,7 @@ class Prior(nn.Module):
 
         The parameters are this prior's own, so gradients reach them; `resize` returns a prior with its own ones.
         """
-        if (grid.height, grid.width) == (self.grid.height, self.grid.width):
+        if grid.same_patches(self.grid):
             return self.values()
         with full_precision(self.device or torch.device("cpu")):
             return self._for_every_head(*self._on_grid(grid))
