@@ -91,3 +91,23 @@ def test_an_exported_model_takes_other_sizes(prior):
     for size in [(48, 80), (80, 32), (64, 64)]:
         x = torch.randn(2, 3, *size)
         torch.testing.assert_close(program(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+@torch.no_grad()
+def test_an_onnx_model_takes_other_sizes(tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    model = vit().eval()
+    vicinal.attach(model, "gmm:init=spread+gab")
+    height, width = (torch.export.Dim(name, min=2, max=16) * 16 for name in ("rows", "columns"))
+    program = torch.onnx.export(
+        model, (torch.randn(2, 3, 48, 80),), dynamo=True, dynamic_shapes=({2: height, 3: width},), verbose=False
+    )
+    program.save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    for size in [(48, 80), (80, 32), (64, 64)]:
+        x = torch.randn(2, 3, *size)
+        (output,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(output), model(x), atol=1e-4, rtol=1e-3)

@@ -53,14 +53,16 @@ def grid_at(rule: SizeRule, known: KnownSize, image: tuple[int, int], tokens: in
     grid = known.grid
     if rule is SizeRule.UNKNOWN:
         return None
-    # A patch at the edge that is not whole is left out or padded. Numbers of rows and columns differ by rounding only.
-    heights = _counts(known.lattice[0], known.image[0], image[0])
-    widths = _counts(known.lattice[1], known.image[1], image[1])
-    if rule is SizeRule.WHOLE_WINDOWS:
-        whole = len(heights) == 1 == len(widths) and heights[0] % grid.height == 0 == widths[0] % grid.width
-        return grid if whole and tokens == grid.tokens else None
     if rule is SizeRule.FIXED:
         return grid if tokens == grid.tokens else None
+    if rule is SizeRule.WHOLE_WINDOWS:
+        rows = _counts(known.lattice[0], known.image[0], image[0])
+        columns = _counts(known.lattice[1], known.image[1], image[1])
+        whole = len(rows) == 1 == len(columns) and rows[0] % grid.height == 0 == columns[0] % grid.width
+        return grid if whole and tokens == grid.tokens else None
+    # A patch at the edge that is not whole is left out or padded. Numbers of rows and columns differ by rounding only.
+    heights = _counts(grid.height, known.image[0], image[0])
+    widths = _counts(grid.width, known.image[1], image[1])
     patches = tokens - grid.prefix
     fitting = [pair for pair in itertools.product(heights, widths) if pair[0] * pair[1] == patches]
     return Grid(*fitting[0], grid.prefix) if len(fitting) == 1 else None
@@ -116,17 +118,15 @@ def size_rule(
     two = other.layout
     if two is not None and _same_layout(one, two):
         return SizeRule.FIXED if verified else SizeRule.WHOLE_WINDOWS
-    if two is not None and one.is_raster and two.is_raster and one.suffix == two.suffix and other.windows == 1:
+    if two is not None and one.is_raster and two.is_raster and one.suffix == two.suffix:
+        # Windows that follow the image are interleaved, as those of MobileViT: their number stays.
         known = KnownSize(image, one.grid, (one.grid.height, one.grid.width))
         follows = two.grid == grid_at(SizeRule.FOLLOWS, known, other_image, two.grid.tokens)
-        return SizeRule.FOLLOWS if follows and verified and site.windows == 1 else SizeRule.UNKNOWN
+        return SizeRule.FOLLOWS if follows and verified and site.windows == other.windows else SizeRule.UNKNOWN
     cells = other.queries
-    if (
-        isinstance(cells, Cells)
-        and isinstance(other.keys, Cells)
-        and cells.same_as(other.keys)
-        and has_layout(cells, one)
-    ):
+    # Tokens without a place could be padding, which is part of a larger image.
+    same = isinstance(cells, Cells) and isinstance(other.keys, Cells) and cells.same_as(other.keys)
+    if same and not one.grid.prefix and has_layout(cells, one):  # type: ignore[arg-type]
         return SizeRule.FIXED if verified and site.windows == 1 else SizeRule.WHOLE_WINDOWS
     return SizeRule.UNKNOWN
 
