@@ -96,6 +96,11 @@ class Layout:
         """Returns the position of each token in the grid's sequence, `(tokens,)`, the inverse of `order`; or None."""
         return None if self.order is None else self.order.argsort()
 
+    def raster_position(self, tokens: int) -> Tensor:
+        """Returns `position` for another number of patches, row by row between the same other tokens: `(tokens,)`."""
+        order = raster_order(Grid(1, tokens - self.grid.prefix, self.grid.prefix), self.suffix)
+        return torch.arange(tokens) if order is None else order.argsort()
+
     def __str__(self) -> str:
         text = f"{self.grid.height} x {self.grid.width}"
         text += f" + {self.prefix} prefix" if self.prefix else ""

@@ -213,6 +213,24 @@ def test_a_map_of_fixed_size_keeps_its_grid():
         assert_right(model.attn, lambda size=size: model(images(size)), raster(8, 8))
 
 
+@torch.no_grad()
+def test_tokens_behind_the_patches_stay_behind_them():
+    pytest.importorskip("transformers")
+    from hugging_face_models import yolos
+
+    model = lively(yolos()).double()
+    attach(model, img_size=(32, 48))
+    module = next(module for module in model.modules() if hasattr(module, "prior_site"))
+    for size in [(32, 48), (48, 48), (64, 24)]:
+        x, places = images(size), raster(size[0] // 8, size[1] // 8, prefix=1, suffix=7)
+        with vicinal.tap(model, layers="first", img_size=(32, 48)) as tap:
+            ((x, *_), _, _) = attention_io(module, lambda x=x: model(x))
+        q, k, _ = heads_by_hand(module, x)
+        scale, bias = formula_by_hand(module.prior, places, places)
+        expected = (scale * (q @ k.mT * q.shape[-1] ** -0.5) + bias).softmax(-1)
+        torch.testing.assert_close(tap.last, expected, atol=1e-12, rtol=0)
+
+
 def test_the_number_of_tokens_decides_between_whole_and_padded_patches():
     known = KnownSize((64, 64), Grid(4, 4, 1), (4, 4))
     assert grid_at(SizeRule.FOLLOWS, known, (72, 40), 1 + 4 * 2) == Grid(4, 2, 1)

@@ -188,9 +188,12 @@ class _Layer:
             in_grid: whether they were computed under a prior, in the order of its grid.
         """
         windows = self.site.windows
-        if in_grid and self.position is not None:
-            weights = weights.index_select(-1, self.position)
-            weights = weights.index_select(-2, self.position) if weights.shape[-2] > 1 else weights
+        if in_grid and self.position is not None and self.site.layout is not None:
+            position = self.position
+            if len(position) != weights.shape[-1]:  # of an image of another size
+                position = self.site.layout.raster_position(weights.shape[-1]).to(weights.device)
+            weights = weights.index_select(-1, position)
+            weights = weights.index_select(-2, position) if weights.shape[-2] > 1 else weights
         if in_grid and not self.site.head_layout.is_batch_by_heads:
             weights = weights.unflatten(0, (-1, windows))
         else:
