@@ -45,15 +45,21 @@ def shared_layout(cells: Cells) -> Layout | Refusal:
     return _order(local, int(local[:, 0].max()) + 1, int(local[:, 1].max()) + 1)
 
 
-def has_layout(cells: Cells, layout: Layout) -> bool:
-    """Returns whether all windows of a lattice hold their tokens as a layout says, some of them cut by padding."""
+def has_layout(cells: Cells, layout: Layout, wrapped: bool) -> bool:
+    """Returns whether all windows of a lattice hold their tokens as a layout says, some of them cut by padding.
+
+    Args:
+        cells: of the tokens.
+        layout: of every window.
+        wrapped: whether windows may wrap around the image's edge, as shifted ones do.
+    """
     if cells.tokens != layout.grid.tokens:
         return False
     place = torch.arange(cells.tokens) if layout.position is None else layout.position
     place = place - layout.grid.prefix
     local = torch.stack([place.div(layout.grid.width, rounding_mode="floor"), place % layout.grid.width], -1)
     local = local.masked_fill(place[:, None] < 0, -1)
-    return _holds_everywhere(cells, local, torch.tensor([1, 1]))
+    return _holds_everywhere(cells, local, torch.tensor([1, 1]), wrapped)
 
 
 def _step(numbers: Tensor) -> tuple[int, int] | None:
@@ -80,8 +86,8 @@ def _extended(local: Tensor) -> Tensor:
     return row_by_row.masked_fill(place[:, None] < 0, -1)
 
 
-def _holds_everywhere(cells: Cells, local: Tensor, step: Tensor) -> bool:
-    """Returns whether tokens keep their places in every window, up to one wrap around the edge along each axis."""
+def _holds_everywhere(cells: Cells, local: Tensor, step: Tensor, wrapped: bool = True) -> bool:
+    """Returns whether tokens keep their places in every window, if `wrapped` up to one wrap around each edge."""
     placed = cells.index >= 0
     if bool((placed & (local[:, 0] < 0)).any()):
         return False
@@ -90,7 +96,7 @@ def _holds_everywhere(cells: Cells, local: Tensor, step: Tensor) -> bool:
         for axis, size in enumerate((cells.rows, cells.columns)):
             corners = window[mask, axis].unique()
             # A wrap moves tokens by the size of the map, or more if it was padded before it was rolled.
-            if len(corners) > 2 or (len(corners) == 2 and int(corners[1] - corners[0]) < size):
+            if len(corners) > 1 + wrapped or (len(corners) == 2 and int(corners[1] - corners[0]) < size):
                 return False
     return True
 

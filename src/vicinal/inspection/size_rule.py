@@ -123,12 +123,13 @@ def size_rule(
         known = KnownSize(image, one.grid, (one.grid.height, one.grid.width))
         follows = two.grid == grid_at(SizeRule.FOLLOWS, known, other_image, two.grid.tokens)
         return SizeRule.FOLLOWS if follows and verified and site.windows == other.windows else SizeRule.UNKNOWN
-    cells = other.queries
+    cells, keys = other.queries, other.keys
+    if not isinstance(cells, Cells) or not isinstance(keys, Cells) or not cells.same_as(keys):
+        return SizeRule.UNKNOWN
     # Tokens without a place could be padding, which is part of a larger image.
-    same = isinstance(cells, Cells) and isinstance(other.keys, Cells) and cells.same_as(other.keys)
-    if same and not one.grid.prefix and has_layout(cells, one):  # type: ignore[arg-type]
-        return SizeRule.FIXED if verified and site.windows == 1 else SizeRule.WHOLE_WINDOWS
-    return SizeRule.UNKNOWN
+    if one.grid.prefix or not has_layout(cells, one, wrapped=True):
+        return SizeRule.UNKNOWN
+    return SizeRule.FIXED if has_layout(cells, one, wrapped=False) else SizeRule.WHOLE_WINDOWS
 
 
 def _same_layout(one: Layout, two: Layout) -> bool:
