@@ -127,7 +127,10 @@ DECODERS: dict[str, SmallModel] = {
         "MaskFormerModel",
         (3, 128, 128),
         backbone_config=Config("SwinConfig", {"image_size": 128, "window_size": 4, **SWIN_STAGES}),
-        decoder_config=Config("DetrConfig", {"num_queries": 36, **LAYERS}),
+        # as many object queries as patches
+        decoder_config=Config(
+            "DetrConfig", {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "num_queries": 16}
+        ),
         fpn_feature_size=32,
         mask_feature_size=32,
     ),

@@ -20,6 +20,15 @@ SAM3_BODY = {
     "pretrain_image_size": 64,
     **BODY,
 }
+# The default initializer_range of 1e-10 leaves nothing of the image in the tokens, and so nothing to measure.
+SAM_BODY = {
+    "image_size": 160,
+    "global_attn_indexes": [2],
+    "output_channels": 32,
+    "mlp_dim": 128,
+    "initializer_range": 0.02,
+    **WINDOWED,
+}
 SAM2_BODY = {
     "hidden_size": 32,
     "num_attention_heads": 1,
@@ -93,17 +102,7 @@ ENCODERS: dict[str, SmallModel] = {
         use_relative_position_embeddings=True,
         **WINDOWED,
     ),
-    # The default initializer_range of 1e-10 leaves nothing of the image in the tokens, and so nothing to measure.
-    "sam": small(
-        "SamVisionModel",
-        (3, 160, 160),
-        image_size=160,
-        global_attn_indexes=[2],
-        output_channels=32,
-        mlp_dim=128,
-        initializer_range=0.02,
-        **WINDOWED,
-    ),
+    "sam": small("SamVisionModel", (3, 160, 160), **SAM_BODY),
     "sam2": small(
         "Sam2VisionModel",
         (3, 256, 256),

@@ -59,11 +59,13 @@ class Finding:
     skipped: str = ""
     """Why the model was not examined."""
     spatial: int = 0
-    """Number of layers that are known to be spatial, from a source other than the inspection."""
+    """Number of modules that are known to be spatial, from a source other than the inspection."""
+    spatial_served: int = 0
+    """Number of these in which every attention takes a prior."""
     unexpected: dict[str, int] = field(default_factory=dict)
-    """Layers that take a prior and are not known to be spatial, by class."""
+    """Attention that takes a prior in modules that are not known to be spatial, by class."""
     unseen: dict[str, int] = field(default_factory=dict)
-    """Layers that are known to be spatial and that the inspection did not find, by class."""
+    """Modules that are known to be spatial and in which the inspection found no attention, by class."""
     version: str = ""
     """Version of the library that the model is from."""
 
@@ -121,9 +123,16 @@ def finding_of(inspection: Inspection, name: str, family: str, spatial: dict[str
     if spatial is None:
         return finding
     seen = {_module_name(site) for site in sites}
+    refusing = {_module_name(site) for site in inspection.refused}
     unseen = Counter(cls for module, cls in spatial.items() if module not in seen)
     unexpected = Counter(type(site.module).__name__ for site in inspection.served if _module_name(site) not in spatial)
-    return replace(finding, spatial=len(spatial), unseen=dict(unseen), unexpected=dict(unexpected))
+    return replace(
+        finding,
+        spatial=len(spatial),
+        spatial_served=len(spatial.keys() & (seen - refusing)),
+        unseen=dict(unseen),
+        unexpected=dict(unexpected),
+    )
 
 
 def _module_name(site: AttentionSite) -> str:
