@@ -2,6 +2,7 @@ import json
 import os
 
 import pytest
+import timm
 
 from vicinal import VicinalError
 from vicinal.attachment.coverage import inspect_model, inspect_or_skip
@@ -9,8 +10,6 @@ from vicinal.attachment.coverage_page import coverage_page
 from vicinal.attachment.survey import NO_MEMORY, NO_TIME, Finding, Limits, RefusedLayers, SurveyProcess, read_notes
 from vicinal.cli.main import main
 from vicinal.inspection import RefusalKind
-
-timm = pytest.importorskip("timm")
 
 
 def test_lists_families_and_names(capsys):
