@@ -29,7 +29,6 @@ def test_every_architecture_has_an_expectation():
     assert SMP.keys() == SEGMENTATION_MODELS.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.filterwarnings("ignore")  # of transformers
 def test_a_prior_is_in_all_spatial_layers_of_transformers(name):
@@ -39,7 +38,6 @@ def test_a_prior_is_in_all_spatial_layers_of_transformers(name):
     assert_served_where_spatial(inspection, TRANSFORMERS[name])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SEGMENTATION_MODELS)
 @pytest.mark.filterwarnings("ignore")  # of the library
 def test_a_prior_is_in_all_spatial_layers_of_segmentation_models(name):

@@ -42,7 +42,10 @@ SEGMENTATION_MODELS: dict[str, SegmentationModel] = {
     "unet_mit": SegmentationModel("Unet", "mit_b0", (128, 192)),
     "unet_swin": SegmentationModel("Unet", "tu-swinv2_cr_tiny_ns_224", (128, 128), {"img_size": 128}),
     "upernet_mit": SegmentationModel("UPerNet", "mit_b0", (128, 192)),
-    "upernet_swin": SegmentationModel("UPerNet", "tu-swin_tiny_patch4_window7_224", (128, 128), {"img_size": 128}),
+    # Windows that divide the maps: timm rolls others before it pads them, so that opposite edges of the image meet.
+    "upernet_swin": SegmentationModel(
+        "UPerNet", "tu-swin_tiny_patch4_window7_224", (128, 128), {"img_size": 128, "window_size": 4}
+    ),
     "dpt_vit": SegmentationModel("DPT", "tu-vit_tiny_patch16_224", (64, 96), {"dynamic_img_size": True}),
 }
 """Decoders over encoders with attention, by name."""
