@@ -3,15 +3,15 @@
 from typing import Any
 
 from vicinal.attachment.small_encoders import BODY, PATCH, SMALL, SQUARE
-from vicinal.attachment.small_model import Config, SmallModel, small
+from vicinal.attachment.small_model import Config, Options, SmallModel, small
 
 __all__ = ["DECODERS"]
 
 ALL_STAGES = ["stage1", "stage2", "stage3", "stage4"]
-BASIC_RESNET = {"embedding_size": 32, "hidden_sizes": [32, 64, 96, 128], "layer_type": "basic"}
-SMALL_RESNET = {**BASIC_RESNET, "depths": [1, 1, 1, 1]}
-SWIN_STAGES = {"embed_dim": 24, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 4, 8], "out_features": ALL_STAGES}
-LAYERS = {
+BASIC_RESNET: Options = {"embedding_size": 32, "hidden_sizes": [32, 64, 96, 128], "layer_type": "basic"}
+SMALL_RESNET: Options = {**BASIC_RESNET, "depths": [1, 1, 1, 1]}
+SWIN_STAGES: Options = {"embed_dim": 24, "depths": [2, 2, 2, 2], "num_heads": [1, 2, 4, 8], "out_features": ALL_STAGES}
+LAYERS: Options = {
     "d_model": 64,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -20,7 +20,7 @@ LAYERS = {
     "encoder_ffn_dim": 128,
     "decoder_ffn_dim": 128,
 }
-DETECTOR = {
+DETECTOR: Options = {
     "encoder_in_channels": [64, 96, 128],
     "encoder_hidden_dim": 64,
     "d_model": 64,
@@ -32,7 +32,7 @@ DETECTOR = {
     "decoder_layers": 2,
     "num_queries": 100,
 }
-HGNET = {
+HGNET: Options = {
     "stem_channels": [3, 16, 16],
     "embedding_size": 32,
     "hidden_sizes": [32, 64, 96, 128],
@@ -44,7 +44,7 @@ HGNET = {
     "stage_numb_of_layers": [2, 2, 2, 2],
     "out_features": ALL_STAGES[1:],
 }
-RFDETR_BODY = {
+RFDETR_BODY: Options = {
     "hidden_size": 64,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,

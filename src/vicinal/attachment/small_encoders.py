@@ -2,17 +2,24 @@
 
 import torch
 
-from vicinal.attachment.small_model import Config, SmallModel, small
+from vicinal.attachment.small_model import Config, Options, SmallModel, small
 
 __all__ = ["ENCODERS"]
 
-SQUARE, PATCH = (3, 64, 64), {"image_size": 64, "patch_size": 16}
-SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
-BODY = {**SMALL, "intermediate_size": 128}
-WINDOWED = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "patch_size": 16, "window_size": 4}
-PYRAMID = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 8]}
-VITPOSE_BODY = {"image_size": (64, 96), "patch_size": (16, 16), **SMALL}
-SAM3_BODY = {
+SQUARE = (3, 64, 64)
+PATCH: Options = {"image_size": 64, "patch_size": 16}
+SMALL: Options = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+BODY: Options = {**SMALL, "intermediate_size": 128}
+WINDOWED: Options = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "patch_size": 16,
+    "window_size": 4,
+}
+PYRAMID: Options = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 8]}
+VITPOSE_BODY: Options = {"image_size": (64, 96), "patch_size": (16, 16), **SMALL}
+SAM3_BODY: Options = {
     "image_size": 160,
     "patch_size": 16,
     "window_size": 4,
@@ -21,7 +28,7 @@ SAM3_BODY = {
     **BODY,
 }
 # The default initializer_range of 1e-10 leaves nothing of the image in the tokens, and so nothing to measure.
-SAM_BODY = {
+SAM_BODY: Options = {
     "image_size": 160,
     "global_attn_indexes": [2],
     "output_channels": 32,
@@ -29,7 +36,7 @@ SAM_BODY = {
     "initializer_range": 0.02,
     **WINDOWED,
 }
-SAM2_BODY = {
+SAM2_BODY: Options = {
     "hidden_size": 32,
     "num_attention_heads": 1,
     "blocks_per_stage": [1, 2, 3, 2],

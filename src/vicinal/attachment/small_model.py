@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from vicinal.inspection.model_runner import ModelRunner
 
-__all__ = ["Config", "PatchifiedImages", "SmallModel", "small"]
+__all__ = ["Config", "Options", "PatchifiedImages", "SmallModel", "small"]
+
+Options = dict[str, Any]
+"""Arguments of a configuration."""
 
 
 @dataclass(frozen=True)
