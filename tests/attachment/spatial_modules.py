@@ -33,6 +33,7 @@ TRANSFORMERS: dict[str, tuple[str, str]] = {
     "pvt_v2": ("modeling_pvt_v2.PvtV2SelfAttention", ANYWHERE),
     "segformer": ("modeling_segformer.SegformerAttention", ANYWHERE),
     "glpn": ("modeling_glpn.GLPNEfficientSelfAttention", ANYWHERE),
+    "mobilevit": ("modeling_mobilevit.MobileViTSelfAttention", ANYWHERE),
     "vitpose": ("modeling_vitpose_backbone.VitPoseBackboneSelfAttention", ANYWHERE),
     "vitdet": ("modeling_vitdet.VitDetAttention", ANYWHERE),
     "sam": ("modeling_sam.SamVisionSdpaAttention", ANYWHERE),

@@ -94,7 +94,7 @@ def test_a_model_that_needs_too_much_memory_is_noted(tmp_path, capsys):
         (RuntimeError("std::bad_alloc"), NO_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"), NO_MEMORY),
         (VicinalError("the model does not run on images of 3 x 8 x 8: MemoryError: "), NO_MEMORY),
-        (RuntimeError("shapes differ\nby much"), "RuntimeError: shapes differ"),
+        (RuntimeError("shapes differ\nby much"), "RuntimeError: shapes differ by much"),
     ],
 )
 def test_every_way_to_say_that_memory_is_out_is_known(monkeypatch, error, skipped):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.dry_run import verified
@@ -45,7 +46,7 @@ TASKS = (
 
 DEFAULT_SIZE = 128  # of images, where a configuration names no size
 HEAD_WIDTH = 16
-PATCHES = 4  # rows and columns of patches
+PATCHES = 8  # rows and columns of patches
 MIN_INITIALIZER_RANGE = 1e-3  # below it, tokens hold nothing of the image that could be measured
 INITIALIZER_RANGE = 0.02
 
@@ -79,23 +80,27 @@ def _inspect(name: str, family: str) -> Finding:
     ensure_torchvision()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        runner = ARCHITECTURES[name].runner() if name in ARCHITECTURES else _general_runner(name, family)
+        runner = ARCHITECTURES[name].runner() if name in ARCHITECTURES else _general_runner(family)
     return finding_of(verified(inspect_runner(runner)), name, family)
 
 
-def _general_runner(kind: str, model: str) -> ModelRunner:
+def _general_runner(name: str) -> ModelRunner:
     """Returns a model with the smallest configuration that builds and runs.
+
+    Args:
+        name: class of the model.
 
     Raises:
         Exception: what the last configuration, the default one, fails with.
     """
     import transformers
 
-    failure: Exception | None = None
-    for config in _configurations(kind):
+    cls, failure = getattr(transformers, name), None
+    for config in _configurations(cls.config_class):
         try:
-            made: torch.nn.Module = getattr(transformers, model)(config).eval()
-            runner = ModelRunner(made, _image_shape(config))
+            model: nn.Module = cls(config).eval()
+            _draw_convolutions(model)
+            runner = ModelRunner(model, _image_shape(config))
             with torch.no_grad():
                 runner(runner.noise(2))
             return runner
@@ -105,15 +110,23 @@ def _general_runner(kind: str, model: str) -> ModelRunner:
     raise failure
 
 
-def _configurations(kind: str) -> Iterator[Any]:
-    """Yields configurations of a model type: all sizes reduced, depth and image only, depth only, and the default."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+def _draw_convolutions(model: nn.Module) -> None:
+    """Draws weights of convolutions that keep the scale of their input.
 
-    default = CONFIG_MAPPING[kind]()
+    transformers draws many with a deviation of 0.02 and freezes batch norms: nothing of the image arrives in tokens.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+
+
+def _configurations(cls: Any) -> Iterator[Any]:
+    """Yields configurations of a class: all sizes reduced, depth and image only, depth only, and the default."""
+    default = cls()
     depth, image, width = (rule(default) for rule in (_less_depth, _less_image, _less_width))
     for options in (depth | image | width, depth | image, depth, {}):
         try:
-            yield CONFIG_MAPPING[kind](**_keep_scale(default), **options)
+            yield cls(**_keep_scale(default), **options)
         except Exception:  # options that contradict each other: transformers raises many kinds of error
             if not options:
                 raise

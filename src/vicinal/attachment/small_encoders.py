@@ -95,6 +95,10 @@ ENCODERS: dict[str, SmallModel] = {
         "SegformerForSemanticSegmentation", (3, 128, 192), "SegformerConfig", decoder_hidden_size=32, **PYRAMID
     ),
     "glpn": small("GLPNModel", (3, 128, 192), **PYRAMID),
+    # The default initializer_range of 0.02, of batch norms too, leaves 1e-32 of the image in the first tokens.
+    "mobilevit": small(
+        "MobileViTModel", (3, 192, 256), hidden_sizes=[48, 64, 80], image_size=256, initializer_range=0.3
+    ),
     "vitpose": small(
         "VitPoseForPoseEstimation",
         (3, 64, 96),

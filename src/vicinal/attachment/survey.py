@@ -149,7 +149,7 @@ def finding_or_skip(name: str, family: str, find: Callable[[], Finding]) -> Find
         said = ("allocate memory", "bad_alloc", "MemoryError")
         if isinstance(error, MemoryError | SystemError) or any(words in str(error) for words in said):
             return Finding(name, family, skipped=NO_MEMORY)
-        text = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         return Finding(name, family, skipped=text[:MAX_REASON])
     finally:
         gc.collect()
