@@ -3,6 +3,7 @@
 import pytest
 
 from small_models import lively
+from vicinal.attachment.coverage_transformers import ARCHITECTURES
 
 SMALL = {
     "hidden_size": 24,
@@ -13,18 +14,6 @@ SMALL = {
     "patch_size": 8,
 }
 SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
-DETECTOR = {
-    "encoder_hidden_dim": 64,
-    "encoder_in_channels": [64, 96, 128],
-    "decoder_in_channels": [64, 64, 64],
-    "d_model": 64,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "decoder_layers": 2,
-    "num_queries": 100,
-}
 
 
 def library():
@@ -63,84 +52,7 @@ def eomt():
     return lively(transformers.EomtForUniversalSegmentation(config))
 
 
-def detr():
-    """A ResNet, an encoder over its 8 x 10 places for images of 256 x 320, and a decoder of 100 queries."""
-    transformers = library()
-    backbone = transformers.ResNetConfig(
-        embedding_size=32,
-        hidden_sizes=[32, 64, 96, 128],
-        depths=[1, 1, 1, 1],
-        layer_type="basic",
-        out_features=["stage4"],
-    )
-    config = transformers.DetrConfig(
-        use_timm_backbone=False,
-        backbone_config=backbone,
-        backbone=None,
-        use_pretrained_backbone=False,
-        d_model=64,
-        encoder_layers=2,
-        decoder_layers=2,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=128,
-        decoder_ffn_dim=128,
-        num_queries=100,
-    )
-    return transformers.DetrModel(config).eval()
-
-
-def rt_detr():
-    """A ResNet, an encoder layer over its 8 x 10 places for images of 256 x 320, and queries chosen by content."""
-    transformers = library()
-    backbone = transformers.RTDetrResNetConfig(
-        embedding_size=32,
-        hidden_sizes=[32, 64, 96, 128],
-        depths=[1, 1, 1, 1],
-        layer_type="basic",
-        out_features=["stage2", "stage3", "stage4"],
-    )
-    config = transformers.RTDetrConfig(
-        backbone_config=backbone, feat_strides=[8, 16, 32], anchor_image_size=None, **DETECTOR
-    )
-    return transformers.RTDetrModel(config).eval()
-
-
-def d_fine():
-    """As `rt_detr`, with another backbone."""
-    transformers = library()
-    backbone = transformers.HGNetV2Config(
-        stem_channels=[3, 16, 16],
-        embedding_size=32,
-        hidden_sizes=[32, 64, 96, 128],
-        depths=[1, 1, 1, 1],
-        stage_in_channels=[16, 32, 64, 96],
-        stage_mid_channels=[16, 16, 32, 32],
-        stage_out_channels=[32, 64, 96, 128],
-        stage_num_blocks=[1, 1, 1, 1],
-        stage_numb_of_layers=[2, 2, 2, 2],
-        out_features=["stage2", "stage3", "stage4"],
-    )
-    return transformers.DFineModel(transformers.DFineConfig(backbone_config=backbone, **DETECTOR)).eval()
-
-
-def sam2():
-    """A hierarchy of windows, one global layer, and a softmax in its necks that nobody uses; images of 256 x 256."""
-    transformers = library()
-    backbone = transformers.Sam2HieraDetConfig(
-        hidden_size=32,
-        num_attention_heads=1,
-        blocks_per_stage=[1, 2, 3, 2],
-        embed_dim_per_stage=[32, 64, 128, 256],
-        num_attention_heads_per_stage=[1, 2, 4, 8],
-        window_size_per_stage=[8, 4, 14, 7],
-        global_attention_blocks=[4],
-        image_size=[256, 256],
-    )
-    config = transformers.Sam2VisionConfig(
-        backbone_config=backbone,
-        backbone_channel_list=[256, 128, 64, 32],
-        backbone_feature_sizes=[[64, 64], [32, 32], [16, 16]],
-        fpn_hidden_size=64,
-    )
-    return transformers.Sam2VisionModel(config).eval()
+def surveyed(name):
+    """Returns a model of the survey's table of architectures."""
+    library()
+    return ARCHITECTURES[name].build().eval()

@@ -9,7 +9,7 @@ from timm.models.xcit import Xcit
 from torch import nn
 
 import vicinal
-from hugging_face_models import SMALL, d_fine, detr, eomt, library, rt_detr, sam2
+from hugging_face_models import SMALL, eomt, library, surveyed
 from small_models import lively, vit
 from vicinal import VicinalError
 from vicinal.cells import Cells
@@ -25,7 +25,7 @@ def kinds(inspection, part=""):
 
 def test_object_queries_of_detr_are_no_patches():
     """100 queries are no 10 x 10 patches, and neither do they have places when they read the image."""
-    inspection = vicinal.inspect(detr(), img_size=(256, 320))
+    inspection = vicinal.inspect(surveyed("detr"), img_size=(256, 320))
     assert [site.place for site in inspection.served] == ["8 x 10"] * 2
     assert all(site.name.startswith("encoder") for site in inspection.served)
     assert set(kinds(inspection, "decoder").values()) == {RefusalKind.SILENT}
@@ -37,9 +37,9 @@ def test_object_queries_of_detr_are_no_patches():
         assert (site.keys.rows, site.keys.columns) == (8, 10)
 
 
-@pytest.mark.parametrize("make", [rt_detr, d_fine])
-def test_queries_chosen_by_content_are_no_patches(make):
-    inspection = vicinal.inspect(make(), img_size=(256, 320))
+@pytest.mark.parametrize("name", ["rt_detr", "d_fine"])
+def test_queries_chosen_by_content_are_no_patches(name):
+    inspection = vicinal.inspect(surveyed(name), img_size=(256, 320))
     assert [site.place for site in inspection.served] == ["8 x 10"]
     assert inspection.served[0].name.startswith("encoder")
     decoder = kinds(inspection, "decoder")
@@ -123,7 +123,7 @@ def test_patches_masked_at_random_are_refused():
 
 @torch.no_grad()
 def test_a_softmax_that_nobody_uses_is_no_attention():
-    model = sam2()
+    model = surveyed("sam2")
     inspection = vicinal.inspect(model, img_size=256)
     assert len(inspection.sites) == 8
     assert all("backbone.blocks" in site.name for site in inspection.sites)

@@ -1,10 +1,13 @@
 import json
+import os
 
 import pytest
+import timm
 
 from vicinal import VicinalError
-from vicinal.attachment.coverage import NO_MEMORY, Finding, RefusedLayers, inspect_model, inspect_or_skip, read_notes
+from vicinal.attachment.coverage import inspect_model, inspect_or_skip
 from vicinal.attachment.coverage_page import coverage_page
+from vicinal.attachment.survey import NO_MEMORY, NO_TIME, Finding, Limits, RefusedLayers, SurveyProcess, read_notes
 from vicinal.cli.main import main
 from vicinal.inspection import RefusalKind
 
@@ -38,6 +41,7 @@ def test_one_model_is_looked_at():
     assert (refused.module, refused.kind, refused.count) == ("AttentionPoolLatent", RefusalKind.SILENT, 1)
     assert (refused.queries, refused.keys) == (1, 101)
     assert finding.image == (160, 160)
+    assert (finding.spatial, finding.spatial_served, finding.unseen, finding.unexpected) == (9, 9, {}, {})
     assert not finding.missed
     without = inspect_model("test_resnet", "resnet", limit=10**7)
     assert (without.served, without.refused, without.image) == ({}, (), (160, 160))
@@ -51,8 +55,8 @@ def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monke
     words = ["models", "test_vit*", "--coverage", "--out", str(out), "--notes", str(notes), "--limit", "0.4"]
     notes.parent.mkdir()
     refused = (RefusedLayers("A", RefusalKind.SPREAD, "it follows the image", 8, 8, 2),)
-    known = Finding("test_vit2", "f", 1, (8, 8), refused=refused).to_json()
-    outdated = Finding("test_vit", "f", 1, (8, 8), refused=refused, timm="0.9.0").to_json()
+    known = Finding("test_vit2", "f", 1, (8, 8), refused=refused, version=timm.__version__).to_json()
+    outdated = Finding("test_vit", "f", 1, (8, 8), refused=refused, version="0.9.0").to_json()
     old_form = json.dumps({"model": "test_vit", "family": "f", "image": [8, 8], "left": {"A: over channels": 2}})
     notes.write_text(f'{known}\n{outdated}\n{old_form}\n{{"model": "test_vit", "fam')  # was cut off here
     assert main(words) == 0
@@ -62,10 +66,10 @@ def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monke
     assert found["test_vit2"].refused == refused  # not inspected again
     assert "M parameters" in found["test_vit3"].skipped
     text = out.read_text()
-    assert "| vision_transformer | 1 | 1 | Attention (1) |  |" in text
-    assert f"| f | 1 | 0 |  | A: {RefusalKind.SPREAD.value} (1) |" in text
+    assert "| vision_transformer | 1 | 6 | 6 | Attention (1) |  |" in text
+    assert f"| f | 1 | 0 | 0 |  | A: {RefusalKind.SPREAD.value} (1) |" in text
 
-    monkeypatch.setattr("vicinal.attachment.coverage._Inspector.inspect", None)  # nothing is left to look at
+    monkeypatch.setattr("vicinal.attachment.survey.SurveyProcess.run", None)  # nothing is left to look at
     assert main(words) == 0
     assert out.read_text() == text
     monkeypatch.undo()
@@ -90,7 +94,7 @@ def test_a_model_that_needs_too_much_memory_is_noted(tmp_path, capsys):
         (RuntimeError("std::bad_alloc"), NO_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"), NO_MEMORY),
         (VicinalError("the model does not run on images of 3 x 8 x 8: MemoryError: "), NO_MEMORY),
-        (RuntimeError("shapes differ\nby much"), "RuntimeError: shapes differ"),
+        (RuntimeError("shapes differ\nby much"), "RuntimeError: shapes differ by much"),
     ],
 )
 def test_every_way_to_say_that_memory_is_out_is_known(monkeypatch, error, skipped):
@@ -101,22 +105,54 @@ def test_every_way_to_say_that_memory_is_out_is_known(monkeypatch, error, skippe
     assert inspect_or_skip("name", "family", 10).skipped == skipped
 
 
+def test_a_model_that_takes_too_long_is_noted(tmp_path, capsys):
+    out, notes = tmp_path / "page.md", tmp_path / "notes.jsonl"
+    words = ["models", "test_vit", "--coverage", "--out", str(out), "--notes", str(notes), "--seconds", "0.01"]
+    assert main(words) == 0
+    assert [finding.skipped for finding in read_notes(notes)] == [NO_TIME]
+    assert f"| test_vit | {NO_TIME} |" in out.read_text()
+
+
+def process_number(name, family):
+    return Finding(name, family, parameters=os.getpid())
+
+
+def test_a_process_is_replaced_after_some_models():
+    with SurveyProcess(Limits(memory=2**33, seconds=100, models=2)) as process:
+        first, second, third = (process.run(process_number, "name", "family").parameters for _ in range(3))
+    assert first == second != third
+
+
 @pytest.mark.parametrize(
-    ("kind", "queries", "keys", "short", "missed"),
+    ("kind", "queries", "keys", "short"),
     [
-        (RefusalKind.SILENT, 1, 17, "one query", False),
-        (RefusalKind.SPREAD, 8, 8, RefusalKind.SPREAD.value, False),
-        (RefusalKind.POOLED, 64, 16, "fewer keys than queries", False),
-        (RefusalKind.POOLED, 16, 64, "more keys than queries", False),
-        (RefusalKind.WINDOWS, 1, 1, "one query", False),
-        (RefusalKind.WINDOWS, 16, 16, RefusalKind.WINDOWS.value, True),
-        (RefusalKind.IRREGULAR, 16, 16, RefusalKind.IRREGULAR.value, True),
+        (RefusalKind.SILENT, 1, 17, "one query"),
+        (RefusalKind.SPREAD, 8, 8, RefusalKind.SPREAD.value),
+        (RefusalKind.POOLED, 64, 16, "fewer keys than queries"),
+        (RefusalKind.POOLED, 16, 64, "more keys than queries"),
+        (RefusalKind.WINDOWS, 16, 16, RefusalKind.WINDOWS.value),
     ],
 )
-def test_the_page_tells_attention_over_a_grid_that_was_missed(kind, queries, keys, short, missed):
-    finding = Finding("name", "family", 5, (8, 8), refused=(RefusedLayers("A", kind, "a reason", queries, keys, 3),))
-    assert bool(finding.missed) == missed
+@pytest.mark.parametrize("spatial", [True, False])
+def test_the_page_tells_spatial_layers_that_were_missed(kind, queries, keys, short, spatial):
+    refused = (RefusedLayers("A", kind, "a reason", queries, keys, 3, spatial),)
+    finding = Finding("name", "family", 5, (8, 8), refused=refused, spatial=3 * spatial)
+    assert bool(finding.missed) == spatial
     text = coverage_page([finding], 10**6)
-    assert f"| family | 1 | 0 |  | A: {short} (1) |" in text
-    assert ("## Attention over a grid that takes none" in text) == missed
-    assert ("| name | A: a reason |" in text) == missed
+    assert f"| family | 1 | {3 * spatial} | 0 |  | A: {short} (1) |" in text
+    assert ("## Spatial layers that take none" in text) == spatial
+    assert ("| name | A: a reason (3) |" in text) == spatial
+
+
+def test_the_page_tells_where_the_table_and_the_inspection_differ():
+    found = {"A, 4 x 4": 2, "B, 4 x 4": 1}
+    finding = Finding(
+        "name", "family", 5, (8, 8), found, spatial=3, spatial_served=2, unexpected={"B": 1}, unseen={"C": 1}
+    )
+    text = coverage_page([finding], 10**6)
+    assert "| family | 1 | 3 | 2 | A (1)<br>B (1) |  |" in text
+    assert "| name | C: no attention was found in it (1) |" in text
+    assert "## Layers that take one and are not spatial by the table" in text
+    assert "| name | B (1) |" in text
+    assert "2 of 3 spatial layers take a prior" in text
+    assert Finding.from_json(finding.to_json()) == finding

@@ -1,4 +1,4 @@
-"""How models are made by their names in timm and in transformers, with random weights."""
+"""How models are made by their names in timm, with random weights."""
 
 from typing import Any
 
@@ -62,17 +62,3 @@ def timm_runner(name: str, size: tuple[int, int] | None = None, **options: Any) 
     if size is None:
         size, options = TIMM[name]
     return ModelRunner(timm.create_model(name, num_classes=10, **options), (3, *size))
-
-
-def hugging_face(model: str, shape: tuple[int, ...], config: str | None = None, **options: Any) -> ModelRunner:
-    """A model of transformers with random weights; `config` is its configuration's class, by default with its name."""
-    import transformers
-
-    made = getattr(transformers, config or model.removesuffix("Model") + "Config")(**options)
-    return ModelRunner(getattr(transformers, model)(made), shape)
-
-
-def config_of(kind: str, **options: Any) -> Any:
-    import transformers
-
-    return getattr(transformers, kind)(**options)

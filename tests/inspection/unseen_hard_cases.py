@@ -6,8 +6,11 @@ Their cells were written from their code before the inspection ran on them.
 from collections.abc import Callable
 
 from cells_by_code import NOWHERE, Table, both, dilated, halo, plain_and_shifted, raster, shifted_windows, windows
-from models_by_name import config_of, hugging_face, timm_runner
-from transformers_by_name import ALL_STAGES, BASIC_RESNET, PATCH, SMALL, SQUARE, SWIN_STAGES, WINDOWED
+from models_by_name import timm_runner
+from vicinal.attachment.coverage_transformers import ARCHITECTURES
+from vicinal.attachment.small_decoders import SMALL_RESNET
+from vicinal.attachment.small_encoders import PATCH, SAM_BODY, SMALL, SQUARE
+from vicinal.attachment.small_model import Config, small
 from vicinal.inspection.model_runner import ModelRunner
 
 RECTANGLE = {"size": (64, 96), "img_size": (64, 96)}
@@ -15,41 +18,28 @@ NARROW = {"depth": 3, "embed_dim": 192, "num_heads": 3}
 
 
 def sam() -> ModelRunner:
-    vision = config_of(
-        "SamVisionConfig",
-        image_size=160,
-        global_attn_indexes=[2],
-        output_channels=32,
-        num_pos_feats=16,
-        mlp_dim=128,
-        initializer_range=0.02,
-        **WINDOWED,
-    )
-    prompts = config_of("SamPromptEncoderConfig", hidden_size=32, image_size=160, patch_size=16)
     heads = {"num_attention_heads": 4, "iou_head_hidden_dim": 32}
-    masks = config_of("SamMaskDecoderConfig", hidden_size=32, mlp_dim=64, **heads)
-    parts = {"vision_config": vision, "prompt_encoder_config": prompts, "mask_decoder_config": masks}
-    return hugging_face("SamModel", (3, 160, 160), **parts)
-
-
-def maskformer() -> ModelRunner:
-    """Has as many object queries as patches."""
-    backbone = config_of("SwinConfig", image_size=128, window_size=4, out_features=ALL_STAGES, **SWIN_STAGES)
-    decoder = config_of("DetrConfig", d_model=32, decoder_layers=2, decoder_attention_heads=4, num_queries=16)
-    sizes = {"fpn_feature_size": 32, "mask_feature_size": 32}
-    return hugging_face("MaskFormerModel", (3, 128, 128), backbone_config=backbone, decoder_config=decoder, **sizes)
+    return small(
+        "SamModel",
+        (3, 160, 160),
+        vision_config=Config("SamVisionConfig", {**SAM_BODY, "num_pos_feats": 16}),
+        prompt_encoder_config=Config(
+            "SamPromptEncoderConfig", {"hidden_size": 32, "image_size": 160, "patch_size": 16}
+        ),
+        mask_decoder_config=Config("SamMaskDecoderConfig", {"hidden_size": 32, "mlp_dim": 64, **heads}),
+    ).runner()
 
 
 def dab_detr() -> ModelRunner:
-    backbone = config_of("ResNetConfig", depths=[1, 1, 1, 1], out_features=["stage4"], **BASIC_RESNET)
+    backbone = Config("ResNetConfig", {"out_features": ["stage4"], **SMALL_RESNET})
     layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128}
     heads = {"hidden_size": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_queries": 80}
-    return hugging_face("DabDetrModel", (3, 256, 320), backbone_config=backbone, **layers, **heads)
+    return small("DabDetrModel", (3, 256, 320), backbone_config=backbone, **layers, **heads).runner()
 
 
 def depth_pro() -> ModelRunner:
     encoder = {"model_type": "dinov2", "image_size": 64, "patch_size": 8, **SMALL | {"num_hidden_layers": 2}}
-    return hugging_face(
+    return small(
         "DepthProModel",
         (3, 256, 256),
         patch_size=64,
@@ -61,14 +51,14 @@ def depth_pro() -> ModelRunner:
         scaled_images_feature_dims=[16, 16, 16],
         fusion_hidden_size=16,
         merge_padding_value=1,
-    )
+    ).runner()
 
 
 def perceiver() -> ModelRunner:
     options = {"num_latents": 16, "d_latents": 32, "d_model": 512, "num_self_attends_per_block": 2, "image_size": 32}
     heads = {"num_self_attention_heads": 4, "num_cross_attention_heads": 1}
     model, config = "PerceiverForImageClassificationLearned", "PerceiverConfig"
-    return hugging_face(model, (3, 32, 32), config, **options, **heads)
+    return small(model, (3, 32, 32), config, **options, **heads).runner()
 
 
 def shifted(sizes: list[tuple[int, int]], size: int, pattern: str, pad_first: bool) -> Table:
@@ -153,7 +143,7 @@ UNSEEN_HARD_CASES: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
     ),
     # `MaskFormerSwinLayer` does not compare its window with the map: the last stage is one window, rolled.
     "maskformer": (
-        maskformer,
+        ARCHITECTURES["maskformer"].runner,
         shifted([(32, 32), (16, 16), (8, 8), (4, 4)], 4, r".*layers\.{stage}\.blocks\.{block}\.", pad_first=True)
         | {r"transformer_module\..*self_attn": NOWHERE, r"transformer_module\..*encoder_attn": (None, raster(4, 4))},
     ),
@@ -180,7 +170,7 @@ UNSEEN_HARD_CASES: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
         },
     ),
     "donut_swin": (
-        lambda: hugging_face(
+        small(
             "DonutSwinModel",
             (3, 160, 96),
             image_size=[160, 96],
@@ -188,12 +178,12 @@ UNSEEN_HARD_CASES: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
             depths=[2, 2],
             num_heads=[1, 2],
             window_size=5,
-        ),
+        ).runner,
         shifted([(40, 24), (20, 12)], 5, r".*layers\.{stage}\.blocks\.{block}\.", pad_first=True),
     ),
     # Its heads for characters have a softmax of a convolution.
     "mgp_str": (
-        lambda: hugging_face(
+        small(
             "MgpstrForSceneTextRecognition",
             (3, 32, 128),
             "MgpstrConfig",
@@ -201,8 +191,8 @@ UNSEEN_HARD_CASES: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
             num_bpe_labels=8,
             num_wordpiece_labels=8,
             **SMALL,
-        ),
+        ).runner,
         {r".*blocks\.": both(raster(8, 32, 1))},
     ),
-    "pixio": (lambda: hugging_face("PixioModel", SQUARE, **PATCH, **SMALL), {r"": both(raster(4, 4, 8))}),
+    "pixio": (small("PixioModel", SQUARE, **PATCH, **SMALL).runner, {r"": both(raster(4, 4, 8))}),
 }

@@ -20,35 +20,10 @@ from cells_by_code import (
     strided_patches,
     windows,
 )
-from models_by_name import config_of, hugging_face
-from transformers_by_name import ALL_STAGES, BASIC_RESNET, BODY, PATCH, SMALL, SQUARE
+from vicinal.attachment.coverage_transformers import ARCHITECTURES
+from vicinal.attachment.small_encoders import BODY, PATCH, SAM3_BODY, SMALL, SQUARE, VITPOSE_BODY
+from vicinal.attachment.small_model import small
 from vicinal.inspection.model_runner import ModelRunner
-
-PYRAMID = {"hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 8]}
-DECODER = {
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
-    "num_queries": 80,
-}
-
-
-def resnet_detector(model: str, stages: list[str], **options: Any) -> ModelRunner:
-    backbone = config_of("ResNetConfig", depths=[1, 1, 1, 1], out_features=stages, **BASIC_RESNET)
-    return hugging_face(model, (3, 256, 320), backbone_config=backbone, **DECODER, **options)
-
-
-def depth_anything() -> ModelRunner:
-    options = {"image_size": 56, "patch_size": 14, "out_features": ALL_STAGES, "reshape_hidden_states": False}
-    backbone = config_of("Dinov2Config", **SMALL | {"num_hidden_layers": 4}, **options)
-    sizes = {"neck_hidden_sizes": [8, 16, 32, 32], "fusion_hidden_size": 16, "reassemble_hidden_size": 64}
-    return hugging_face(
-        "DepthAnythingForDepthEstimation", (3, 56, 56), "DepthAnythingConfig", backbone_config=backbone, **sizes
-    )
 
 
 def torchvision_swin(size: tuple[int, int], window: int, block: Any = None, merging: Any = None) -> ModelRunner:
@@ -97,21 +72,13 @@ def in_every_frame(frames: int) -> Table:
 
 UNSEEN_OTHERS: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
     "data2vec_vision": (
-        lambda: hugging_face("Data2VecVisionModel", SQUARE, use_relative_position_bias=True, **PATCH, **BODY),
+        ARCHITECTURES["data2vec_vision"].runner,
         {r"": both(raster(4, 4, 1))},
     ),
-    "vit_msn": (lambda: hugging_face("ViTMSNModel", SQUARE, **PATCH, **BODY), {r"": both(raster(4, 4, 1))}),
+    "vit_msn": (small("ViTMSNModel", SQUARE, **PATCH, **BODY).runner, {r"": both(raster(4, 4, 1))}),
     # 24, 12 and 6 rows: fitting windows, padded ones, and one that covers the map, which is not shifted.
     "swinv2": (
-        lambda: hugging_face(
-            "Swinv2Model",
-            (3, 96, 96),
-            image_size=96,
-            embed_dim=24,
-            depths=[2, 2, 2],
-            num_heads=[1, 2, 4],
-            window_size=8,
-        ),
+        ARCHITECTURES["swinv2"].runner,
         shifted_windows(
             [
                 plain_and_shifted(24, 24, 8, (4, 4), pad_first=True),
@@ -123,51 +90,40 @@ UNSEEN_OTHERS: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
         ),
     ),
     "swin2sr": (
-        lambda: hugging_face(
-            "Swin2SRModel",
-            (3, 24, 32),
-            image_size=(24, 32),
-            patch_size=1,
-            embed_dim=24,
-            depths=[2, 2],
-            num_heads=[2, 2],
-            window_size=8,
-        ),
+        ARCHITECTURES["swin2sr"].runner,
         shifted_windows([plain_and_shifted(24, 32, 8, (4, 4))] * 2, (2, 2), r".*stages\.{stage}\.layers\.{block}\."),
     ),
     "glpn": (
-        lambda: hugging_face("GLPNModel", (3, 128, 192), **PYRAMID),
+        ARCHITECTURES["glpn"].runner,
         {rf".*block\.{s}\.": (raster(32 >> s, 48 >> s), raster(4, 6)) for s in range(4)},
     ),
     # A class token in the last stage only.
     "pvt": (
-        lambda: hugging_face("PvtModel", (3, 128, 128), image_size=128, **PYRAMID),
+        ARCHITECTURES["pvt"].runner,
         {rf".*block\.{s}\.": (raster(32 >> s, 32 >> s), raster(4, 4)) for s in range(3)}
         | {r".*block\.3\.": both(raster(4, 4, 1))},
     ),
-    "dpt": (lambda: hugging_face("DPTModel", SQUARE, **PATCH, **BODY), {r"": both(raster(4, 4, 1))}),
-    "depth_anything": (depth_anything, {r"": both(raster(4, 4, 1))}),
+    "dpt": (ARCHITECTURES["dpt"].runner, {r"": both(raster(4, 4, 1))}),
+    "depth_anything": (ARCHITECTURES["depth_anything"].runner, {r"": both(raster(4, 4, 1))}),
     "dinov2_backbone": (
-        lambda: hugging_face("Dinov2Backbone", (3, 56, 84), "Dinov2Config", image_size=56, patch_size=14, **SMALL),
+        small("Dinov2Backbone", (3, 56, 84), "Dinov2Config", image_size=56, patch_size=14, **SMALL).runner,
         {r"": both(raster(4, 6, 1))},
     ),
     # Patches of 16 of an image padded by 2.
     "vitpose_backbone": (
-        lambda: hugging_face(
-            "VitPoseBackbone", (3, 64, 96), "VitPoseBackboneConfig", image_size=(64, 96), patch_size=(16, 16), **SMALL
-        ),
+        small("VitPoseBackbone", (3, 64, 96), "VitPoseBackboneConfig", **VITPOSE_BODY).runner,
         {r"": both(raster(4, 6))},
     ),
     # Its einsum has operands in a list. Keys are projected with stride 2; the class token is left out of that.
     "cvt": (
-        lambda: hugging_face(
+        small(
             "CvtModel",
             (3, 64, 96),
             embed_dim=[16, 48, 96],
             depth=[1, 2, 3],
             num_heads=[1, 3, 6],
             drop_path_rate=[0.0] * 3,
-        ),
+        ).runner,
         {
             r".*stages\.0\.": (raster(16, 24), raster(8, 12)),
             r".*stages\.1\.": (raster(8, 12), raster(4, 6)),
@@ -176,14 +132,14 @@ UNSEEN_OTHERS: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
     ),
     # Attention between stages takes every second row and column for queries, and has no residual path.
     "levit": (
-        lambda: hugging_face(
+        small(
             "LevitModel",
             (3, 160, 160),
             image_size=160,
             hidden_sizes=[32, 64, 96],
             num_attention_heads=[2, 4, 6],
             depths=[2, 2, 2],
-        ),
+        ).runner,
         {
             r".*stages\.0\.layers\.[02]\.": both(raster(10, 10)),
             r".*stages\.0\.layers\.4": (raster(5, 5), raster(10, 10)),
@@ -192,11 +148,8 @@ UNSEEN_OTHERS: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
             r".*stages\.2\.": both(raster(3, 3)),
         },
     ),
-    # The default initializer_range of 0.02, of batch norms too, leaves 1e-32 of the image in the first tokens.
     "mobilevit": (
-        lambda: hugging_face(
-            "MobileViTModel", (3, 192, 256), hidden_sizes=[48, 64, 80], image_size=256, initializer_range=0.3
-        ),
+        ARCHITECTURES["mobilevit"].runner,
         {
             r".*encoder\.layer\.2\.": both(strided_patches(24, 32)),
             r".*encoder\.layer\.3\.": both(strided_patches(12, 16)),
@@ -205,7 +158,7 @@ UNSEEN_OTHERS: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
     ),
     # As many object queries as patches.
     "conditional_detr": (
-        lambda: resnet_detector("ConditionalDetrModel", ["stage4"]),
+        ARCHITECTURES["conditional_detr"].runner,
         {
             r"encoder\.": both(raster(8, 10)),
             r"decoder\..*self_attn": NOWHERE,
@@ -214,24 +167,15 @@ UNSEEN_OTHERS: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
     ),
     # Deformable attention has no product of queries and keys.
     "deformable_detr": (
-        lambda: resnet_detector("DeformableDetrModel", ALL_STAGES[1:]),
+        ARCHITECTURES["deformable_detr"].runner,
         {r"decoder\..*self_attn": NOWHERE},
     ),
     "sam3_vit": (
-        lambda: hugging_face(
-            "Sam3ViTModel",
-            (3, 160, 160),
-            image_size=160,
-            patch_size=16,
-            window_size=4,
-            global_attn_indexes=[1],
-            pretrain_image_size=64,
-            **BODY,
-        ),
+        small("Sam3ViTModel", (3, 160, 160), **SAM3_BODY).runner,
         {r"layers\.[02]\.": both(windows(10, 10, 4, 4)), r"layers\.1\.": both(raster(10, 10))},
     ),
     "lw_detr_backbone": (
-        lambda: hugging_face(
+        small(
             "LwDetrViTBackbone",
             (3, 128, 192),
             "LwDetrViTConfig",
@@ -239,39 +183,32 @@ UNSEEN_OTHERS: dict[str, tuple[Callable[[], ModelRunner], Table]] = {
             window_block_indices=[0, 2],
             patch_size=16,
             **SMALL,
-        ),
+        ).runner,
         {
             r".*layer\.[02]\.": both(windows(8, 12, 4, 6)),
             r".*layer\.1\.": both(one_window(windows(8, 12, 4, 6))),
         },
     ),
     "timm_wrapper": (
-        lambda: hugging_face(
-            "TimmWrapperModel",
-            (3, 64, 96),
-            architecture="vit_tiny_patch16_224",
-            model_args={"img_size": (64, 96), "depth": 3},
-        ),
+        ARCHITECTURES["timm_wrapper"].runner,
         {r"": both(raster(4, 6, 1))},
     ),
     "aimv2": (
-        lambda: hugging_face("Aimv2VisionModel", SQUARE, **PATCH, **BODY),
+        small("Aimv2VisionModel", SQUARE, **PATCH, **BODY).runner,
         {r".*encoder\.": both(raster(4, 4)), r".*head": (None, raster(4, 4))},
     ),
-    "ijepa": (lambda: hugging_face("IJepaModel", SQUARE, **PATCH, **BODY), {r"": both(raster(4, 4))}),
+    "ijepa": (small("IJepaModel", SQUARE, **PATCH, **BODY).runner, {r"": both(raster(4, 4))}),
     "idefics3_vision": (
-        lambda: hugging_face("Idefics3VisionTransformer", (3, 64, 96), "Idefics3VisionConfig", **PATCH, **BODY),
+        small("Idefics3VisionTransformer", (3, 64, 96), "Idefics3VisionConfig", **PATCH, **BODY).runner,
         {r"": both(raster(4, 6))},
     ),
     # All images of a batch are one sequence, so no axis counts images.
     "pixtral_vision": (
-        lambda: hugging_face(
-            "PixtralVisionModel", SQUARE, **PATCH, **BODY | {"hidden_size": 96, "num_attention_heads": 6}
-        ),
+        small("PixtralVisionModel", SQUARE, **PATCH, **BODY | {"hidden_size": 96, "num_attention_heads": 6}).runner,
         {r"": NOWHERE},
     ),
     "timesformer": (
-        lambda: hugging_face("TimesformerModel", (2, *SQUARE), num_frames=2, **PATCH, **BODY),
+        small("TimesformerModel", (2, *SQUARE), num_frames=2, **PATCH, **BODY).runner,
         in_every_frame(2),
     ),
     "torchvision_vit": (torchvision_vit, {r"": both(raster(4, 4, 1))}),

@@ -1,11 +1,11 @@
-"""The page of a survey: which of timm's models take a prior, family by family, in Markdown."""
+"""The page of a survey of timm: which of its models take a prior, family by family, in Markdown."""
 
 from collections.abc import Iterable, Sequence
 
 import torch
 
 from vicinal._torchvision import ensure_torchvision
-from vicinal.attachment.coverage import Finding, RefusedLayers
+from vicinal.attachment.survey import Finding, RefusedLayers
 from vicinal.inspection import RefusalKind
 
 ensure_torchvision()
@@ -23,40 +23,39 @@ def coverage_page(findings: Sequence[Finding], limit: int) -> str:
         limit: number of parameters above which models were not examined.
     """
     examined = [finding for finding in findings if not finding.skipped]
-    attention = [finding for finding in examined if finding.served or finding.missed]
-    without = [finding for finding in examined if not finding.served and not finding.missed]
-    lines = _summary(findings, examined, attention, without, limit)
-    lines += ["| family | models | take a prior | classes | left alone, and why |", "|---|---|---|---|---|"]
-    for family, members in _by_family(attention + [finding for finding in without if finding.refused]).items():
-        takers = [finding for finding in members if finding.served]
-        classes = _totals((name.split(",")[0], finding) for finding in takers for name in finding.served)
+    lines = _summary(findings, examined, limit)
+    lines += ["| family | models | spatial layers | take a prior | classes | left alone, and why |"]
+    lines += ["|---|---|---|---|---|---|"]
+    attention = [finding for finding in examined if finding.spatial or finding.served or finding.refused]
+    for family, members in _by_family(attention).items():
+        spatial, served = (sum(counts) for counts in zip(*map(_counts, members), strict=True))
+        classes = _totals((name.split(",")[0], finding) for finding in members for name in finding.served)
         reasons = _totals((_short_reason(layers), finding) for finding in members for layers in finding.refused)
-        lines.append(f"| {family} | {len(members)} | {len(takers)} | {_cell(classes)} | {_cell(reasons)} |")
-    missed = [finding for finding in attention if finding.missed]
-    if missed:
-        lines += ["", "## Attention over a grid that takes none", "", "| model | class and reason |", "|---|---|"]
-        lines += [
-            f"| {finding.model} | {'; '.join(f'{layers.module}: {layers.reason}' for layers in finding.missed)} |"
-            for finding in missed
-        ]
-    failed = [finding for finding in findings if finding.skipped and finding.parameters <= limit]
-    if failed:
-        lines += ["", "## Not examined", "", "| model | why |", "|---|---|"]
-        lines += [f"| {finding.model} | {finding.skipped} |" for finding in failed]
+        lines.append(f"| {family} | {len(members)} | {spatial} | {served} | {_cell(classes)} | {_cell(reasons)} |")
+    missed = {
+        finding.model: [f"{layers.module}: {layers.reason} ({layers.count})" for layers in finding.missed]
+        + [f"{cls}: no attention was found in it ({count})" for cls, count in finding.unseen.items()]
+        for finding in examined
+    }
+    lines += _section("Spatial layers that take none", "class, reason and number of layers", missed)
+    unexpected = {
+        finding.model: [f"{cls} ({count})" for cls, count in finding.unexpected.items()] for finding in examined
+    }
+    lines += _section("Layers that take one and are not spatial by the table", "class", unexpected)
+    failed = {
+        finding.model: [finding.skipped] for finding in findings if finding.skipped and finding.parameters <= limit
+    }
+    lines += _section("Not examined", "why", failed)
     return "\n".join(lines) + "\n"
 
 
-def _summary(
-    findings: Sequence[Finding],
-    examined: Sequence[Finding],
-    attention: Sequence[Finding],
-    without: Sequence[Finding],
-    limit: int,
-) -> list[str]:
+def _summary(findings: Sequence[Finding], examined: Sequence[Finding], limit: int) -> list[str]:
     """Returns the lines above the table."""
-    served = [finding for finding in attention if finding.served]
-    whole = [finding for finding in served if not finding.missed]
+    attention = [finding for finding in examined if finding.spatial]
+    served = [finding for finding in attention if finding.spatial_served]
+    whole = [finding for finding in attention if finding.spatial_served == finding.spatial]
     windows = [finding for finding in served if finding.windows]
+    layers, taking = sum(finding.spatial for finding in attention), sum(finding.spatial_served for finding in attention)
     return [
         "# Which models take a prior",
         "",
@@ -64,15 +63,30 @@ def _summary(
         f" model of up to {limit / 1e6:.0f} M parameters is made at its own image size, and `attach`'s checks are run"
         " on every attention module.",
         "",
+        "A layer is spatial if `src/vicinal/attachment/timm_attention.py` says so of its class. That table was written"
+        " from timm's source: patches attend to patches, also where keys are pooled.",
+        "",
         f"- {len(findings)} models: {len(examined)} examined, {len(findings) - len(examined)} not (too large, mostly).",
-        f"- {len(attention)} have attention over a grid. {len(served)} of them take a prior"
+        f"- {len(attention)} have spatial layers. {len(served)} of them take a prior"
         f" ({len(served) - len(windows)} on global grids only, {len(windows)} on windows too);"
-        f" in {len(whole)} every such layer does.",
-        f"- {len(without)} have none: no attention, or only over channels, a class token, pooled keys and the like.",
+        f" in {len(whole)} every spatial layer does.",
+        f"- {taking} of {layers} spatial layers take a prior.",
+        f"- {len(examined) - len(attention)} have none: no attention, or only over channels, of a class token and the"
+        " like.",
         "",
         "Numbers of models in brackets.",
         "",
     ]
+
+
+def _section(title: str, column: str, texts: dict[str, list[str]]) -> list[str]:
+    """Returns a heading and a table with a row for each model that has texts; no lines if none has."""
+    rows = [f"| {model} | {'; '.join(each)} |" for model, each in texts.items() if each]
+    return ["", f"## {title}", "", f"| model | {column} |", "|---|---|", *rows] if rows else []
+
+
+def _counts(finding: Finding) -> tuple[int, int]:
+    return finding.spatial, finding.spatial_served
 
 
 def _short_reason(layers: RefusedLayers) -> str:

@@ -4,13 +4,14 @@ import fnmatch
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from vicinal.errors import VicinalError
 
 if TYPE_CHECKING:
+    from vicinal.attachment.survey import Survey
     from vicinal.models.backbones import Backbone
 
 __all__ = ["run"]
@@ -20,24 +21,32 @@ def models(
     pattern: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     coverage: bool = False,
+    library: Literal["timm", "transformers", "smp"] = "timm",
     out: Path | None = None,
-    notes: Path = Path("runs/coverage.jsonl"),
+    notes: Path | None = None,
     limit: float = 100.0,
     memory: float = 12.0,
+    seconds: float = 600.0,
 ) -> None:
     """List the models, or find out which of them take a prior.
 
     Args:
         pattern: of names, such as 'deit*'. Without one, our backbones and timm's families.
-        coverage: make each of timm's models that fit, see which of its attention takes a prior, and write a page.
-        out: where that page goes; docs/coverage.md for all models, runs/coverage.md for those of a pattern.
-        notes: what was found, model by model; models found there are not made again, unless timm has changed.
-        limit: skip models of more than that many million parameters.
-        memory: GiB that making and examining a model may use.
+        coverage: make each of a library's models that fit, see which of its attention takes a prior, and write a page.
+        library: whose models: timm, transformers (small ones, with random weights) or segmentation_models_pytorch.
+        out: where that page goes; docs/coverage.md for all of timm, docs/coverage-LIBRARY.md for all of another
+            library, and the same in runs/ for the models of a pattern.
+        notes: what was found, model by model; by default runs/coverage.jsonl or runs/coverage-LIBRARY.jsonl. Models
+            found there are not made again, unless the library has changed.
+        limit: skip timm's models of more than that many million parameters.
+        memory: GiB that making and examining a model can use.
+        seconds: time that making and examining a model can take.
     """
     if coverage:
-        out = out or Path("runs/coverage.md" if pattern else "docs/coverage.md")
-        print(cover(pattern or "*", out, notes, round(limit * 1e6), round(memory * 2**30)))
+        stem = "coverage" if library == "timm" else f"coverage-{library}"
+        out = out or Path("runs" if pattern else "docs") / f"{stem}.md"
+        notes = notes or Path("runs") / f"{stem}.jsonl"
+        print(cover(library, pattern or "*", out, notes, round(limit * 1e6), round(memory * 2**30), seconds))
     else:
         print(names(pattern) if pattern else overview())
 
@@ -77,25 +86,43 @@ def names(pattern: str) -> str:
     return "\n".join(found)
 
 
-def cover(pattern: str, out: Path, notes: Path, limit: int, memory: int) -> str:
-    """Look at every model, with a progress bar, and write the page."""
+def cover(library: str, pattern: str, out: Path, notes: Path, limit: int, memory: int, seconds: float) -> str:
+    """Looks at every model, with a progress bar, writes the page, and returns what to print."""
     from tqdm import tqdm
 
-    from vicinal.attachment.coverage import Finding, survey
-    from vicinal.attachment.coverage_page import coverage_page
-
+    survey = _survey(library, pattern, notes, limit, memory, seconds)
     findings = []
-    steps = survey(pattern, notes, limit=limit, memory=memory)
-    with tqdm(total=next(steps), unit="model") as bar:
-        for finding in steps:
-            assert isinstance(finding, Finding)
+    with tqdm(survey, unit="model") as bar:
+        for finding in bar:
             findings.append(finding)
             bar.set_postfix_str(finding.model)
-            bar.update()
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(coverage_page(findings, limit))
     taking = sum(bool(finding.served) for finding in findings)
-    return f"{taking} of {len(findings)} models take a prior; wrote {out}"
+    summary = f"{taking} of {len(findings)} models take a prior; wrote {out}"
+    if library == "timm":
+        from vicinal.attachment.coverage_page import coverage_page
+
+        out.write_text(coverage_page(findings, limit))
+        return summary
+    from vicinal.attachment.library_page import library_page, library_table
+
+    name = "segmentation_models_pytorch" if library == "smp" else library
+    out.write_text(library_page(findings, name, f"vicinal models --coverage --library {library}"))
+    return f"{library_table(findings)}\n\n{summary}"
+
+
+def _survey(library: str, pattern: str, notes: Path, limit: int, memory: int, seconds: float) -> "Survey":
+    if library == "transformers":
+        from vicinal.attachment.coverage_transformers import transformers_survey
+
+        return transformers_survey(pattern, notes, memory=memory, seconds=seconds)
+    if library == "smp":
+        from vicinal.attachment.coverage_smp import smp_survey
+
+        return smp_survey(pattern, notes, memory=memory, seconds=seconds)
+    from vicinal.attachment.coverage import timm_survey
+
+    return timm_survey(pattern, notes, limit=limit, memory=memory, seconds=seconds)
 
 
 def run(words: Sequence[str]) -> None:
