@@ -4,14 +4,15 @@
 share, and the order of the tokens in it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from vicinal.grid import Grid
 
-__all__ = ["Cells", "Layout", "raster_order"]
+__all__ = ["Cells", "Layout", "PairLayout", "TokenLines", "raster_order"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,51 @@ class Layout:
         text = f"{self.grid.height} x {self.grid.width}"
         text += f" + {self.prefix} prefix" if self.prefix else ""
         return text + (f" + {self.suffix} suffix" if self.suffix else "")
+
+
+@dataclass(frozen=True)
+class TokenLines:
+    """Tokens row by row on evenly spaced lines, between tokens without a place."""
+
+    rows: int
+    columns: int
+    first: tuple[float, float]
+    """Row and column of the first one, in patches."""
+    step: tuple[int, int]
+    """Distance of neighbors along rows and columns, in patches."""
+    prefix: int = 0
+    suffix: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens, those without a place included."""
+        return self.prefix + self.rows * self.columns + self.suffix
+
+    @property
+    def places(self) -> Tensor:
+        """Returns row and column of each token in patches, `(tokens, 2)`; NaN without a place."""
+        down = self.first[0] + self.step[0] * torch.arange(self.rows, dtype=torch.float64)
+        across = self.first[1] + self.step[1] * torch.arange(self.columns, dtype=torch.float64)
+        return F.pad(torch.cartesian_prod(down, across).view(-1, 2), (0, 0, self.prefix, self.suffix), value=torch.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class PairLayout(Layout):
+    """The offsets between queries and keys that have cells of their own; the same in all windows."""
+
+    offsets: Tensor = field(default_factory=lambda: torch.empty(0, 0, 2))
+    """From query to key, in patches of the finer side: `(queries, keys, 2)`; NaN for a pair without a place."""
+    lines: tuple[TokenLines, TokenLines] | None = None
+    """Queries and keys, where both stand row by row over the whole image."""
+    text: str = ""
+
+    @property
+    def is_raster(self) -> bool:
+        """Whether queries and keys are the same patches, row by row: no."""
+        return False
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def raster_order(grid: Grid, suffix: int) -> Tensor | None:

@@ -98,31 +98,18 @@ def test_gradient_checkpointing_gives_the_same_gradients(make, backward):
         torch.testing.assert_close(gradient, plain[name], atol=1e-12, rtol=1e-12, msg=name)
 
 
-def test_another_model_between_forward_and_backward_does_not_disturb_checkpointing():
+@pytest.mark.parametrize("which", ["another model", "another size"])
+def test_what_runs_between_forward_and_backward_does_not_disturb_checkpointing(which):
     model, other = dynamic_vit(), dynamic_vit()
-    vicinal.attach(model, "gab")
-    vicinal.attach(other, "gab", img_size=(64, 256))
-    model.set_grad_checkpointing()
-    x = torch.randn(SQUARE)
-    model(x).square().sum().backward()
-    expected = model.blocks[0].attn.qkv.weight.grad.clone()
-    model.zero_grad()
-    loss = model(x).square().sum()
-    other(torch.randn(WIDE))
-    loss.backward()
-    assert torch.equal(model.blocks[0].attn.qkv.weight.grad, expected)
-
-
-def test_another_size_between_forward_and_backward_does_not_disturb_checkpointing():
-    model = dynamic_vit()
     vicinal.attach(model, PRIOR)
+    vicinal.attach(other, PRIOR, img_size=(64, 256))
     model.set_grad_checkpointing()
     x = torch.randn(SQUARE)
     model(x).square().sum().backward()
     expected = model.blocks[0].attn.qkv.weight.grad.clone()
     model.zero_grad()
     loss = model(x).square().sum()
-    model(torch.randn(WIDE))
+    (other if which == "another model" else model)(torch.randn(WIDE))
     loss.backward()
     assert torch.equal(model.blocks[0].attn.qkv.weight.grad, expected)
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from vicinal.inspection.attention_marks import AttentionCall
 from vicinal.inspection.attention_observer import AttentionObserver
+from vicinal.inspection.kernel_places import KernelPlaces, kernel_places
 from vicinal.inspection.model_runner import ModelRunner
 
 __all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
@@ -72,7 +73,9 @@ def ramps(height: int, width: int) -> Tensor:
     return torch.stack([down, 1 - down, right, 1 - right]).sqrt()
 
 
-def collect_evidence(runner: ModelRunner, count: int, seed: int, follow: Mapping[Key, Follow]) -> dict[Key, Evidence]:
+def collect_evidence(
+    runner: ModelRunner, count: int, seed: int, follow: Mapping[Key, Follow], exact: bool = False
+) -> dict[Key, Evidence]:
     """Probes a model once.
 
     Args:
@@ -80,6 +83,8 @@ def collect_evidence(runner: ModelRunner, count: int, seed: int, follow: Mapping
         count: how many attentions it computes; it stops after the last one.
         seed: of the noise.
         follow: attention in which queries take the value of a key, instead of zeros.
+        exact: pass differences on to the center of each kernel, where it stands by its stride and padding, instead of
+            spreading them evenly over the output. Lines at the edge of the image are less clear then.
 
     Returns:
         The evidence of every attention, in the order in which they run.
@@ -93,7 +98,7 @@ def collect_evidence(runner: ModelRunner, count: int, seed: int, follow: Mapping
         # The first image again at the end shows which axis of the logits counts images.
         images = torch.cat([base[None], base + AMPLITUDE * some * noise.sign(), base[None]])
         parts.append({})
-        prober = _Prober(runner.model, count, len(images), follow, parts[-1])
+        prober = _Prober(runner.model, count, len(images), follow, parts[-1], exact)
         prober.run(functools.partial(runner, runner.like_model(images)))
     for part in parts[1:]:
         for key, evidence in parts[0].items():
@@ -133,9 +138,10 @@ class _Prober(AttentionObserver):
         images: int,
         follow: Mapping[Key, Follow],
         found: dict[Key, Evidence],
+        exact: bool,
     ) -> None:
         super().__init__(model, self._collect, count)
-        self.images, self.follow, self.found = images, follow, found
+        self.images, self.follow, self.found, self.exact = images, follow, found, exact
 
     def attention_result(
         self, call: AttentionCall, weights: Tensor | None, values: Tensor | None, compute: Callable[..., Tensor]
@@ -164,7 +170,8 @@ class _Prober(AttentionObserver):
             elif func in FROM_FIRST:
                 kept = _from_first(result, self.images)
             else:
-                kept = _kept_in_place(args[0], result, self.images)
+                kernels = kernel_places(func, args, kwargs) if self.exact else None
+                kept = _kept_in_place(args[0], result, self.images, kernels)
             kept._attention_marks = getattr(result, "_attention_marks", ())  # type: ignore[attr-defined]
             return kept
         return result
@@ -218,7 +225,7 @@ def _squared(x: Tensor) -> Tensor:
     return squared / float(x.square().sum(-1).double().mean().clamp(min=torch.finfo(torch.float64).tiny))
 
 
-def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
+def _kept_in_place(x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | None = None) -> Tensor:
     """Returns a map `out` as if the operation that made it from the map `x` had not mixed places.
 
     How far an image differs from the first one, in a place of `x`, is how far it differs in that place of `out`. What
@@ -231,7 +238,11 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int) -> Tensor:
         return _from_first(out, images)
     apart = (was - was[:1]).nan_to_num()  # padding for a maximum is -inf
     rows, columns = out.shape[2:]
-    differs = F.adaptive_avg_pool2d(apart.square().mean(2), (rows, columns)).sqrt()
+    squared = apart.square().mean(2)
+    if kernels is None:
+        differs = F.adaptive_avg_pool2d(squared, (rows, columns)).sqrt()
+    else:
+        differs = kernels.carry(squared, (rows, columns)).clamp(min=0).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
     signs = _signs(out.shape[1], rows * columns).view(out.shape[1:]).to(out)

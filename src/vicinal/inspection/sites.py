@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from vicinal.inspection.attention_mode import Operation, Step
 from vicinal.inspection.head_layout import HeadLayout
 from vicinal.inspection.head_sharing import find_shared_heads
 from vicinal.inspection.model_runner import ModelRunner
+from vicinal.inspection.pair_layout import pair_layout
 from vicinal.inspection.place_tokens import Placement, decide
 from vicinal.inspection.probe import Evidence, Follow, Key, collect_evidence, merge_evidence
 from vicinal.inspection.refusal import Refusal, RefusalKind
@@ -112,6 +114,13 @@ def find_sites(
         merge_evidence(found, collect_evidence(runner, count, 1, follow))
         progress()
     placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
+    if any(_is_pooled(placement) for placement in placements.values()):
+        centers = collect_evidence(runner, count, 0, follow, exact=True)
+        progress()
+        placements = {
+            key: _with_centers(placement, decide(centers[key], aspect)) if key in centers else placement
+            for key, placement in placements.items()
+        }
     found = {key: evidence for key, evidence in found.items() if evidence.call.used}
     placements = _with_shared_heads(runner, found, placements)
     names = {module: name or type(module).__name__ for name, module in runner.model.named_modules()}
@@ -125,6 +134,25 @@ def find_sites(
         different = Refusal(RefusalKind.SEVERAL, f"it runs {len(runs)} times in one pass, on different tokens")
         sites += runs[0] if alike else [replace(site, layout=None, refusal=different) for site in runs[0]]
     return sites
+
+
+def _is_pooled(placement: Placement) -> bool:
+    queries, keys = placement.queries, placement.keys
+    return isinstance(queries, Cells) and isinstance(keys, Cells) and not queries.same_as(keys)
+
+
+def _with_centers(placement: Placement, exact: Placement) -> Placement:
+    """Returns a placement of pooled keys with the exact centers of lines, if both probes found the same cells."""
+    queries, keys = placement.queries, placement.keys
+    if not _is_pooled(placement) or not _same_placement(placement, exact):
+        return placement
+    assert isinstance(queries, Cells)
+    assert isinstance(keys, Cells)
+    centers: list[Any] = [exact.queries, exact.keys]
+    sides = [
+        replace(one, origin=two.origin, pitch=two.pitch) for one, two in zip((queries, keys), centers, strict=True)
+    ]
+    return replace(placement, queries=sides[0], keys=sides[1])
 
 
 def _is_silent(placement: Placement) -> bool:
@@ -229,12 +257,7 @@ def _layout(placement: Placement) -> Layout | Refusal:
     queries, keys = placement.queries, placement.keys
     if isinstance(queries, Refusal) or isinstance(keys, Refusal):
         return queries if isinstance(queries, Refusal) else keys  # type: ignore[return-value]
-    if not queries.same_as(keys):
-        return Refusal(
-            RefusalKind.POOLED,
-            f"its {queries.tokens} queries ({queries}) and {keys.tokens} keys ({keys}) sit in different cells",
-        )
-    return shared_layout(queries)
+    return shared_layout(queries) if queries.same_as(keys) else pair_layout(queries, keys)
 
 
 def _take_turns(sites: Sequence[AttentionSite]) -> bool:

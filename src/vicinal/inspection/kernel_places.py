@@ -1,0 +1,76 @@
+"""Where the kernels of a convolution or pooling stand, by its stride, padding and dilation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["KernelPlaces", "kernel_places"]
+
+CONVOLUTIONS = {torch.conv2d, F.conv2d}
+POOLINGS = {
+    torch.max_pool2d: ("kernel_size", "stride", "padding", "dilation"),
+    F.max_pool2d: ("kernel_size", "stride", "padding", "dilation"),
+    F.avg_pool2d: ("kernel_size", "stride", "padding"),
+}
+
+
+@dataclass(frozen=True)
+class KernelPlaces:
+    """The first center of a kernel and the distance of neighbors, along rows and columns, in places of the input."""
+
+    first: tuple[float, float]
+    stride: tuple[int, int]
+
+    def carry(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns the mean of maps `(..., rows, columns)` over a stride around each center: `(..., *size)`.
+
+        Beyond the edge, maps go on as a straight line does.
+        """
+        down, across = (
+            _weights(x.shape[axis - 2], size[axis], self.first[axis], self.stride[axis]).to(x) for axis in (0, 1)
+        )
+        return down @ x @ across.T
+
+
+def kernel_places(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelPlaces | None:
+    """Returns where the kernels of a call of `F.conv2d` or a pooling stand; None for other operations."""
+    if func in CONVOLUTIONS:
+        names = ("input", "weight", "bias", "stride", "padding", "dilation")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        kernel = _pair(given["weight"].shape[2:])
+    elif func in POOLINGS:
+        given = {**dict(zip(("input", *POOLINGS[func]), args, strict=False)), **kwargs}
+        kernel = _pair(given["kernel_size"])
+    else:
+        return None
+    dilation, padding = _pair(given.get("dilation", 1)), given.get("padding", 0)
+    stride = _pair(given.get("stride") or (1 if func in CONVOLUTIONS else kernel))
+    reach = [width * (size - 1) for width, size in zip(dilation, kernel, strict=True)]
+    if isinstance(padding, str):
+        padding = tuple(each // 2 for each in reach) if padding == "same" else 0
+    padding = _pair(padding)
+    return KernelPlaces((reach[0] / 2 - padding[0], reach[1] / 2 - padding[1]), stride)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    numbers = [int(each) for each in value]
+    return (numbers[0], numbers[-1])
+
+
+def _weights(count: int, outputs: int, first: float, stride: int) -> Tensor:
+    """Returns how much of each input place is in each output, `(outputs, count)`."""
+    center = first + stride * torch.arange(outputs, dtype=torch.float64)
+    inside = torch.arange(stride, dtype=torch.float64) - (stride - 1) / 2
+    places = center[:, None] + inside  # (outputs, stride)
+    left = places.floor().clamp(0, max(0, count - 2)).long()
+    part = places - left if count > 1 else torch.zeros_like(places)
+    weights = torch.zeros(outputs, count + 1, dtype=torch.float64)
+    weights.scatter_add_(1, left, (1 - part) / stride)
+    weights.scatter_add_(1, left + 1, part / stride)
+    return weights[:, :count]
