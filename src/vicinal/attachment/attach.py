@@ -9,6 +9,7 @@ from torch import nn
 
 from vicinal.attachment.dry_run import inspect, verified
 from vicinal.attachment.subclass import PriorSite, WithPrior, give_prior, original_class, take_prior
+from vicinal.cells import PairLayout
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.inspection.image_context import ImageSizeHook, noted_size
@@ -16,7 +17,7 @@ from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize, eval_without_side_effects, uncompiled
 from vicinal.inspection.sites import AttentionSite
-from vicinal.priors import build_prior
+from vicinal.priors import Prior, build_prior
 from vicinal.text_table import text_table
 
 __all__ = ["Attachment", "Layer", "attach", "detach"]
@@ -125,10 +126,19 @@ def attach(
         build_prior(prior, heads=site.heads, grid=site.grid, layer=index[site.name], depth=len(sites), **options)
         for site in chosen
     ]
+    unfit = {site.name for site, each in zip(chosen, built, strict=True) if not _fits(each, site)}
+    left |= dict.fromkeys(
+        unfit, f"{prior} has a free number for every pair of patches, and its keys are not its queries"
+    )
+    if len(unfit) == len(chosen):
+        raise VicinalError(_nothing(model, left))
+    kept = [(site, each) for site, each in zip(chosen, built, strict=True) if site.name not in unfit]
+    chosen, built = [site for site, _ in kept], [each for _, each in kept]
     for site, its_prior in zip(chosen, built, strict=True):
         device = next((parameter.device for parameter in site.module.parameters()), None)
         its_prior.to(device=device).train(site.module.training)
-        give_prior(site.module, its_prior, PriorSite.of(site), None if site.layout is None else site.layout.order)
+        assert site.layout is not None
+        give_prior(site.module, its_prior, PriorSite.of(site), site.layout)
     try:
         _note_image_size(inspection, chosen)
     except BaseException:
@@ -148,6 +158,11 @@ def attach(
         for site, its_prior in zip(chosen, built, strict=True)
     ]
     return Attachment(prior, attached, left)
+
+
+def _fits(prior: Prior, site: AttentionSite) -> bool:
+    """Returns whether a prior serves a site: one that is no function of the offset has no values for pooled keys."""
+    return prior.per_offset or not isinstance(site.layout, PairLayout)
 
 
 def _note_image_size(inspection: Inspection, sites: list[AttentionSite]) -> None:

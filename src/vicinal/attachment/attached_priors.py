@@ -47,6 +47,8 @@ def describe_sites(model: nn.Module) -> dict[str, dict[str, int]]:
                 "prefix": grid.prefix - suffix,
                 "suffix": suffix,
             }
+            if module.prior_pairs is not None:
+                found[name] |= {"queries": module.prior_pairs.queries, "keys": module.prior_pairs.keys}
     return found
 
 

@@ -36,12 +36,14 @@ class PriorInterceptor(AttentionMode):
     """Applies a prior to the attention that one module computes inside.
 
     Args:
-        place: given the queries `(..., tokens, dim)`, returns the prior on their grid.
+        place: given the queries `(..., tokens, dim)` and the number of keys, returns the prior on their grid.
         layout: where heads are in the logits.
         steps: which operations of the module are the attention.
     """
 
-    def __init__(self, place: Callable[[Tensor], PlacedTokens], layout: HeadLayout, steps: tuple[Step, ...]) -> None:
+    def __init__(
+        self, place: Callable[[Tensor, int], PlacedTokens], layout: HeadLayout, steps: tuple[Step, ...]
+    ) -> None:
         super().__init__()
         self.place, self.layout, self.steps = place, layout, steps
         self.placed: PlacedTokens | None = None
@@ -122,7 +124,7 @@ class PriorInterceptor(AttentionMode):
     def _place(self, queries: Tensor, keys: int) -> PlacedTokens:
         """Returns the prior where the queries `(..., tokens, dim)` sit, the same in all steps of a forward."""
         if self.placed is None:
-            self.placed = self.place(queries)
+            self.placed = self.place(queries, keys)
         prior = self.placed.prior
         if (queries.shape[-2], keys) != (prior.queries, prior.keys):
             raise token_mismatch(prior, queries.shape[-2], keys)

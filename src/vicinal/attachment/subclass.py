@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.interceptor import PlacedTokens, PriorInterceptor
-from vicinal.cells import Cells, raster_order
+from vicinal.cells import Cells, Layout, PairLayout, TokenLines, raster_order
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid, same_size
 from vicinal.inspection.attention_mode import Step
 from vicinal.inspection.head_layout import HeadLayout
 from vicinal.inspection.image_context import UNKNOWN, SizeRecords, in_backward, is_tracing, noted_size
 from vicinal.inspection.sites import AttentionSite
-from vicinal.inspection.size_rule import KnownSize, SizeRule, grid_at
+from vicinal.inspection.size_rule import KnownSize, SizeRule, finer_grid, grid_at, lines_at
 from vicinal.priors.base import Prior
+from vicinal.priors.placed import TokenPairs
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
 
@@ -37,6 +38,8 @@ class PriorSite:
     """How many of the grid's prefix tokens stand behind the last patch."""
     lattice: tuple[int, int] = (1, 1)
     """Rows and columns of patches of the whole image; more than those of the grid, if that is a window."""
+    lines: tuple[TokenLines, TokenLines] | None = None
+    """Queries and keys on lines of their own, where they do not share a grid."""
     image_key: str = ""
     """Under which `noted_size` finds the size of the current image; empty if it was not noted."""
     image: tuple[int, int] = UNKNOWN
@@ -51,7 +54,8 @@ class PriorSite:
         """Returns what a module must know of its site."""
         suffix = 0 if site.layout is None else site.layout.suffix
         lattice = (site.queries.rows, site.queries.columns) if isinstance(site.queries, Cells) else (1, 1)
-        return cls(site.name, site.head_layout, site.steps, suffix, lattice)
+        lines = site.layout.lines if isinstance(site.layout, PairLayout) else None
+        return cls(site.name, site.head_layout, site.steps, suffix, lattice, lines)
 
     def on_images(
         self, module: nn.Module, key: str, image: tuple[int, int], rule: SizeRule, raster: bool
@@ -83,26 +87,59 @@ class PriorSite:
             image: height and width.
             tokens: number of tokens.
         """
+        found = None
+        if not same_size(image, UNKNOWN) and not self._changed(module):
+            found = grid_at(self.size_rule, KnownSize(self.image, grid, self.lattice), image, tokens)
+        if found is None:
+            raise self._unknown_grid(module, grid, image, f"{tokens} tokens")
+        return found
+
+    def pairs_at(
+        self, module: nn.Module, grid: Grid, image: tuple[int, int], queries: int, keys: int
+    ) -> tuple[TokenPairs, Grid]:
+        """Returns the offsets of all pairs on an image of another size, and the grid of the finer side.
+
+        Args:
+            module: of the site.
+            grid: of the prior.
+            image: height and width.
+            queries: number of queries.
+            keys: number of keys.
+        """
+        found = None
+        if self.lines is not None and not same_size(image, UNKNOWN) and not self._changed(module):
+            found = lines_at(self.size_rule, self.lines, self.image, image, (queries, keys))
+        if found is None:
+            raise self._unknown_grid(module, grid, image, f"{queries} queries and {keys} keys")
+        return _pairs_between(*found), finer_grid(*found)
+
+    def _changed(self, module: nn.Module) -> str:
+        """Returns the name of a size that the module kept at `attach` and that is another one now, or an empty text."""
+        return next((name for name, value in self.settings if getattr(module, name, None) != value), "")
+
+    def _unknown_grid(self, module: nn.Module, grid: Grid, image: tuple[int, int], tokens: str) -> VicinalError:
         wanted = f"the prior of {self.name} was attached for images of {self.image[0]} x {self.image[1]}"
-        if same_size(image, UNKNOWN):
-            raise VicinalError(
+        if image == UNKNOWN:
+            return VicinalError(
                 f"{wanted}; this call gave the model no image, so the places of its tokens are not known"
             )
-        changed = [name for name, value in self.settings if getattr(module, name, None) != value]
-        found = None if changed else grid_at(self.size_rule, KnownSize(self.image, grid, self.lattice), image, tokens)
-        if found is None:
-            why = f"its {tokens} tokens form no grid there that follows from {grid}"
-            if self.size_rule is SizeRule.UNKNOWN:
-                why = "its tokens sit in other places there"
-            if self.size_rule is SizeRule.WHOLE_WINDOWS:
-                why = f"its map is not cut into whole windows of {grid} there"
-            if changed:
-                why = f"its {changed[0]} has changed since"
-            raise VicinalError(
-                f"{wanted}, got {image[0]} x {image[1]}, and {why}: give such images, use vicinal.resize, or detach "
-                "and attach again with the img_size in use"
-            )
-        return found
+        why = f"its {tokens} form no grid there that follows from {grid}"
+        if self.size_rule is SizeRule.UNKNOWN:
+            why = "its tokens sit in other places there"
+        if self.size_rule is SizeRule.WHOLE_WINDOWS:
+            why = f"its map is not cut into whole windows of {grid} there"
+        if self._changed(module):
+            why = f"its {self._changed(module)} has changed since"
+        return VicinalError(
+            f"{wanted}, got {image[0]} x {image[1]}, and {why}: give such images, use vicinal.resize, or detach "
+            "and attach again with the img_size in use"
+        )
+
+
+@functools.lru_cache(maxsize=32)
+def _pairs_between(queries: TokenLines, keys: TokenLines) -> TokenPairs:
+    """Returns the offsets between queries and keys on lines."""
+    return TokenPairs(keys.places[None] - queries.places[:, None])
 
 
 def _size_settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -122,20 +159,28 @@ class WithPrior:
     """Token at each position of the prior's grid; None if they are in that order."""
     prior_position: Tensor | None
     """Position of each token, the inverse of `prior_order`."""
+    prior_pairs: TokenPairs | None
+    """Offsets of all pairs, where queries and keys have places of their own; else None."""
     prior_sizes: SizeRecords
     """The image sizes that it ran on."""
 
-    def place_prior(self, queries: Tensor) -> PlacedTokens:
+    def place_prior(self, queries: Tensor, keys: int) -> PlacedTokens:
         """Returns the prior on the grid of the current image, and the order of the tokens in it.
 
         Args:
             queries: `(..., tokens, dim)`.
+            keys: number of keys.
         """
         site = self.prior_site
         image = self._image_size(queries)
+        module: Any = self
+        if self.prior_pairs is not None:
+            pairs, grid = self.prior_pairs, self.prior.grid
+            if image is not None and not same_size(image, site.image):
+                pairs, grid = site.pairs_at(module, grid, image, queries.shape[-2], keys)
+            return PlacedTokens(self.prior.between(pairs, grid))
         if image is None or same_size(image, site.image):
             return PlacedTokens(self.prior, self.prior_order, self.prior_position)
-        module: Any = self
         grid = site.grid_at(module, self.prior.grid, image, queries.shape[-2])
         if grid.same_patches(self.prior.grid):
             return PlacedTokens(self.prior, self.prior_order, self.prior_position)
@@ -196,27 +241,27 @@ def _rebuild(base: Any, by_mode: bool) -> nn.Module:
     return cls.__new__(cls)
 
 
-def give_prior(
-    module: nn.Module, prior: Prior, site: PriorSite, order: Tensor | None = None, *, by_mode: bool = False
-) -> None:
+def give_prior(module: nn.Module, prior: Prior, site: PriorSite, layout: Layout, *, by_mode: bool = False) -> None:
     """Gives a module a prior.
 
     Args:
         module: of the site.
         prior: for the site's heads and grid.
         site: which operations of its forward are the attention.
-        order: token at each position of the prior's grid, `(tokens,)`; None if they are in that order.
+        layout: where its tokens sit.
         by_mode: intercept the module's own forward, even if there is a fast one.
     """
     device = next((x.device for x in module.parameters()), None)
     module.prior = prior
     module.prior_site = site  # type: ignore[assignment]
     module.prior_sizes = SizeRecords()  # type: ignore[assignment]
-    position = None if order is None else order.argsort()
+    order, position = layout.order, layout.position
+    module.prior_pairs = TokenPairs(layout.offsets) if isinstance(layout, PairLayout) else None  # type: ignore[assignment]
     module.register_buffer("prior_order", None if order is None else order.to(device), persistent=False)
     module.register_buffer("prior_position", None if position is None else position.to(device), persistent=False)
     base: Any = type(module)
-    module.__class__ = _class_with_prior(base, by_mode or order is not None)
+    by_mode = by_mode or order is not None or module.prior_pairs is not None
+    module.__class__ = _class_with_prior(base, by_mode)
     if isinstance(module, nn.MultiheadAttention):
         module.register_forward_hook(disable_fast_path)
 
@@ -231,5 +276,5 @@ def take_prior(module: nn.Module) -> None:
     for key, hook in list(module._forward_hooks.items()):
         if hook is disable_fast_path:
             del module._forward_hooks[key]
-    for name in ("prior", "prior_site", "prior_sizes", "prior_order", "prior_position"):
+    for name in ("prior", "prior_site", "prior_pairs", "prior_sizes", "prior_order", "prior_position"):
         delattr(module, name)

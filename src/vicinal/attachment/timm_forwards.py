@@ -27,7 +27,7 @@ class _FastForward(WithPrior):
 
     def _prior_for(self, x: Tensor) -> PlacedPrior:
         """Returns the prior on the grid of tokens `(batch, tokens, dim)`."""
-        prior, tokens = self.place_prior(x).prior, x.shape[1]
+        prior, tokens = self.place_prior(x, x.shape[1]).prior, x.shape[1]
         if tokens != prior.queries:
             raise token_mismatch(prior, tokens, tokens)
         return prior

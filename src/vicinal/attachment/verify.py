@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vicinal.attachment.subclass import PriorSite, give_prior, take_prior
 from vicinal.attention.multi_head import multi_head
-from vicinal.cells import Cells, Layout
+from vicinal.cells import Cells, Layout, PairLayout
 from vicinal.grid import Grid
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
 from vicinal.inspection.model_runner import ModelRunner
@@ -47,6 +47,21 @@ class Uneven(Prior):
     def bias(self) -> Tensor:
         """Returns normal numbers, `(heads, 2h-1, 2w-1)`."""
         return self.plus  # type: ignore[return-value]
+
+
+class UnevenFormula(Prior):
+    """Another scale and bias at every offset, whole or fractional, and head."""
+
+    def scale_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns numbers between 0.6 and 1.4, `(heads, *shape)`."""
+        return 1 + 0.4 * torch.sin(0.9 * rows + 2.3 * columns + self._phase(rows))
+
+    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns numbers between -1 and 1, `(heads, *shape)`."""
+        return torch.cos(1.7 * rows - 0.7 * columns + 2 * self._phase(rows))
+
+    def _phase(self, rows: Tensor) -> Tensor:
+        return torch.arange(self.heads, device=rows.device, dtype=rows.dtype)[:, None, None]
 
 
 def verify_sites(runner: ModelRunner, sites: Sequence[AttentionSite]) -> dict[str, Refusal]:
@@ -117,15 +132,16 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
         return _first_tensor(type(module).forward(module, *given[: len(args)], **keywords))
 
     device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
-    uneven = Uneven(site.heads, layout.grid).to(device)
+    uneven: Prior = UnevenFormula(site.heads, layout.grid)
+    if not isinstance(layout, PairLayout):
+        uneven = Uneven(site.heads, layout.grid).to(device)
     with _nothing_hidden(module):
         plain = run()
-        with _PairByPair(uneven, site):
+        with _PairByPair(uneven, site, device):
             expected = run()
         outputs = []
         for prior in (Prior(site.heads, layout.grid), uneven):
-            order = layout.order
-            give_prior(module, prior, PriorSite.of(site), order)
+            give_prior(module, prior, PriorSite.of(site), layout)
             try:
                 outputs.append(run())
             finally:
@@ -139,10 +155,15 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
         kind, reason = RefusalKind.UNUSED, "its output does not depend on its patch-to-patch attention weights"
     elif float((outputs[1] - expected).abs().max()) > rounding + MAX_DIFFERENCE * effect:
         reason = "a prior does not act on its logits as the formula says"
-        if bool((_offset_index(cells, layout) > layout.grid.table_shape[0] * layout.grid.table_shape[1]).any()):
+        if not isinstance(layout, PairLayout) and _wraps(cells, layout):
             reason = "its shifted windows let tokens from opposite edges of the image attend to each other"
     if reason:
         refused[site.name] = Refusal(kind, reason)
+
+
+def _wraps(cells: Cells, layout: Layout) -> bool:
+    """Returns whether some pairs of a window are farther apart than its grid."""
+    return bool((_offset_index(cells, layout) > layout.grid.table_shape[0] * layout.grid.table_shape[1]).any())
 
 
 def _first_tensor(output: Any) -> Tensor:
@@ -154,18 +175,11 @@ def _first_tensor(output: Any) -> Tensor:
 class _PairByPair(AttentionMode):
     """Applies a prior to plain attention by looking every pair of tokens up in its table, window by window."""
 
-    def __init__(self, prior: Uneven, site: AttentionSite) -> None:
+    def __init__(self, prior: Prior, site: AttentionSite, device: torch.device) -> None:
         super().__init__()
         self.site = site
-        assert isinstance(site.queries, Cells)
-        assert site.layout is not None
-        index = _offset_index(site.queries, site.layout).to(prior.device or "cpu")
-        values = (prior.scale(), prior.bias())
-        neutral_and_outside = zip((1.0, 0.0), OUTSIDE, strict=True)
-        self.scale, self.bias = (
-            torch.cat([x.flatten(1), x.new_tensor(more).expand(len(x), 2)], 1)[:, index].movedim(0, 1)
-            for x, more in zip(values, neutral_and_outside, strict=True)
-        )  # (windows, heads, queries, keys) each
+        # (windows or 1, heads, queries, keys) each
+        self.scale, self.bias = (x.to(device) for x in _values_by_pair(prior, site))
         self.products = self.softmaxes = self.fused = 0
         self.shape: tuple[int, ...] = ()
 
@@ -227,6 +241,25 @@ class _PairByPair(AttentionMode):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, place: int
     ) -> Tensor:
         return self._weights(q, k, mask, scale, place) @ v
+
+
+def _values_by_pair(prior: Prior, site: AttentionSite) -> tuple[Tensor, Tensor]:
+    """Returns scale and bias of every pair of tokens, each `(windows or 1, heads, queries, keys)`."""
+    layout = site.layout
+    assert layout is not None
+    if isinstance(layout, PairLayout):
+        neutral = layout.offsets.isnan().any(-1)
+        rows, columns = layout.offsets.nan_to_num().float().flatten(0, 1)[:, None].unbind(-1)
+        pair = [x.view(1, -1, *neutral.shape) for x in (prior.scale_at(rows, columns), prior.bias_at(rows, columns))]  # type: ignore[union-attr]
+        return pair[0].masked_fill(neutral, 1.0), pair[1].masked_fill(neutral, 0.0)
+    assert isinstance(site.queries, Cells)
+    index = _offset_index(site.queries, layout).to(prior.device or "cpu")
+    neutral_and_outside = zip((1.0, 0.0), OUTSIDE, strict=True)
+    scale, bias = (
+        torch.cat([x.flatten(1), x.new_tensor(more).expand(len(x), 2)], 1)[:, index].movedim(0, 1)  # type: ignore[union-attr, arg-type]
+        for x, more in zip((prior.scale(), prior.bias()), neutral_and_outside, strict=True)
+    )
+    return scale, bias
 
 
 def _offset_index(cells: Cells, layout: Layout) -> Tensor:

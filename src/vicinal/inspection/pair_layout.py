@@ -11,8 +11,8 @@ from vicinal.inspection.refusal import Refusal, RefusalKind
 
 __all__ = ["pair_layout"]
 
-MAX_STEP_ERROR = 0.1  # of the distance of neighbors, from a whole number of patches
-MAX_SHIFT_ERROR = 0.2  # patches, from a multiple of half a patch
+MAX_STEP_ERROR = 0.03  # of the distance of neighbors, from a whole number of patches
+MAX_SHIFT_ERROR = 0.1  # patches, from a multiple of half a patch
 
 
 def pair_layout(queries: Cells, keys: Cells) -> PairLayout | Refusal:

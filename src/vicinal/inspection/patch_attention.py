@@ -158,7 +158,7 @@ def has_map(site: AttentionSite) -> bool:
     """Returns whether attention has a map: its keys are patches, and so are its queries, or one reads the image."""
     if not isinstance(site.keys, Cells):
         return False
-    return reads_image(site) or (isinstance(site.queries, Cells) and site.queries.same_as(site.keys))
+    return reads_image(site) or isinstance(site.queries, Cells)
 
 
 def check_has_map(site: AttentionSite) -> None:

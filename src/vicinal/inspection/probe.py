@@ -242,7 +242,11 @@ def _kept_in_place(x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | 
     if kernels is None:
         differs = F.adaptive_avg_pool2d(squared, (rows, columns)).sqrt()
     else:
-        differs = kernels.carry(squared, (rows, columns)).clamp(min=0).sqrt()
+        # Places that respond more strongly must not draw the center of a kernel to them.
+        total = squared.sum(0, keepdim=True)
+        shares = squared / total.clamp(min=torch.finfo(total.dtype).tiny)
+        strength = F.adaptive_avg_pool2d(total, (rows, columns))
+        differs = (kernels.carry(shares, (rows, columns)).clamp(min=0) * strength).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
     signs = _signs(out.shape[1], rows * columns).view(out.shape[1:]).to(out)

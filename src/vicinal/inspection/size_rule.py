@@ -9,7 +9,7 @@ from enum import Enum
 
 import torch
 
-from vicinal.cells import Cells, Layout
+from vicinal.cells import Cells, Layout, PairLayout, TokenLines
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.inspection.attention_observer import observe_attention
@@ -17,7 +17,7 @@ from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.shared_layout import has_layout
 from vicinal.inspection.sites import AttentionSite, find_sites
 
-__all__ = ["KnownSize", "SizeRule", "grid_at", "probe_other_size", "size_rule"]
+__all__ = ["KnownSize", "SizeRule", "finer_grid", "grid_at", "lines_at", "probe_other_size", "size_rule"]
 
 
 class SizeRule(Enum):
@@ -68,6 +68,53 @@ def grid_at(rule: SizeRule, known: KnownSize, image: tuple[int, int], tokens: in
     return Grid(*fitting[0], grid.prefix) if len(fitting) == 1 else None
 
 
+def lines_at(
+    rule: SizeRule,
+    lines: tuple[TokenLines, TokenLines],
+    before: tuple[int, int],
+    image: tuple[int, int],
+    tokens: tuple[int, int],
+) -> tuple[TokenLines, TokenLines] | None:
+    """Returns the lines of queries and keys on images of another size, or None if they are not known.
+
+    Args:
+        rule: how they change.
+        lines: those on images of the size `before`; their steps and first places in patches stay.
+        before: height and width.
+        image: height and width now.
+        tokens: numbers of queries and of keys now.
+    """
+    if rule not in (SizeRule.FOLLOWS, SizeRule.UNTRIED):
+        return None
+    found = []
+    for side, count in zip(lines, tokens, strict=True):
+        grid = Grid(side.rows, side.columns, side.prefix + side.suffix)
+        other = grid_at(SizeRule.FOLLOWS, KnownSize(before, grid, (side.rows, side.columns)), image, count)
+        if other is None:
+            return None
+        found.append(replace(side, rows=other.height, columns=other.width))
+    return found[0], found[1]
+
+
+def finer_grid(queries: TokenLines, keys: TokenLines) -> Grid:
+    """Returns the grid that all offsets between queries and keys fit in: that of the finer side."""
+    extents = [max(max(abs(key), abs(query)) for key, query in _corners(queries, keys, axis)) for axis in (0, 1)]
+    sizes = []
+    for axis, extent in enumerate(extents):
+        counts = [(side.rows, side.columns)[axis] for side in (queries, keys) if side.step[axis] == 1]
+        sizes.append(max([math.ceil(extent) + 1, *counts]))
+    return Grid(sizes[0], sizes[1])
+
+
+def _corners(queries: TokenLines, keys: TokenLines, axis: int) -> list[tuple[float, float]]:
+    """Returns the extreme offsets along an axis."""
+    ends = []
+    for side in (queries, keys):
+        count = (side.rows, side.columns)[axis]
+        ends.append((side.first[axis], side.first[axis] + side.step[axis] * (count - 1)))
+    return [(ends[1][1] - ends[0][0], ends[1][0] - ends[0][1])]
+
+
 def _counts(count: int, before: int, pixels: int) -> list[int]:
     """Returns the numbers of patches that may fit in `pixels`, if `count` of them fit in `before`."""
     least = pixels * count // before
@@ -116,6 +163,8 @@ def size_rule(
     if one is None or other is None or site.heads != other.heads:
         return SizeRule.UNKNOWN
     two = other.layout
+    if isinstance(one, PairLayout) or isinstance(two, PairLayout):
+        return _rule_of_pairs(one, two, image, other_image) if verified else SizeRule.UNKNOWN
     if two is not None and _same_layout(one, two):
         return SizeRule.FIXED if verified else SizeRule.WHOLE_WINDOWS
     if two is not None and one.is_raster and two.is_raster and one.suffix == two.suffix:
@@ -130,6 +179,18 @@ def size_rule(
     if one.grid.prefix or not has_layout(cells, one, wrapped=True):
         return SizeRule.UNKNOWN
     return SizeRule.FIXED if has_layout(cells, one, wrapped=False) else SizeRule.WHOLE_WINDOWS
+
+
+def _rule_of_pairs(one: Layout, two: Layout | None, image: tuple[int, int], other_image: tuple[int, int]) -> SizeRule:
+    """Returns the rule of queries and keys with places of their own."""
+    if not isinstance(one, PairLayout) or not isinstance(two, PairLayout):
+        return SizeRule.UNKNOWN
+    if one.lines is not None and two.lines is not None:
+        tokens = two.lines[0].tokens, two.lines[1].tokens
+        predicted = lines_at(SizeRule.FOLLOWS, one.lines, image, other_image, tokens)
+        return SizeRule.FOLLOWS if predicted == two.lines else SizeRule.UNKNOWN
+    same = one.offsets.shape == two.offsets.shape and torch.equal(one.offsets.nan_to_num(), two.offsets.nan_to_num())
+    return SizeRule.FIXED if same else SizeRule.UNKNOWN
 
 
 def _same_layout(one: Layout, two: Layout) -> bool:
