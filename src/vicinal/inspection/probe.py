@@ -17,16 +17,21 @@ from torch.nn import functional as F
 
 from vicinal.inspection.attention_marks import AttentionCall
 from vicinal.inspection.attention_observer import AttentionObserver
-from vicinal.inspection.kernel_places import KernelPlaces, kernel_places
+from vicinal.inspection.disturbance import (
+    AMPLITUDE,
+    keep_in_place,
+    keep_maxima_in_place,
+    norm_by_first,
+    take_first,
+    unfold_in_place,
+)
+from vicinal.inspection.kernel_places import kernel_places
 from vicinal.inspection.model_runner import ModelRunner
 
-__all__ = ["AMPLITUDE", "RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
+__all__ = ["RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
 
 RAMPS = 4
-AMPLITUDE = 0.002  # of a map's spread: maxima hardly switch, responses grow as its square, far above rounding
 MAX_PIXELS = 512**2  # of an image; larger ones run with two ramps at a time, for the memory
-PATTERNS = 1024  # of signs over channels; few places that are pooled together share one
-MIN_SPREAD = 1e-12  # a map whose values differ by less is taken to be constant
 # Operations that look at several places of a map `(images, channels, rows, columns)` at once.
 SPATIAL = {
     torch.conv2d,
@@ -41,7 +46,8 @@ SPATIAL = {
 }
 
 FROM_FIRST = {F.grid_sample}  # takes values from places that depend on the content
-UNFOLD_DEFAULTS = (("dilation", 1), ("padding", 0), ("stride", 1))
+MAXIMA = {torch.amax, torch.Tensor.amax}  # pool tokens where no map is formed
+
 
 Key = tuple[nn.Module, int, int, int]
 """An attention in a run: module, number of its forward, number of its product, and that of its softmax."""
@@ -164,16 +170,18 @@ class _Prober(AttentionObserver):
         result = super().on_other(func, args, kwargs)
         if func in (*SPATIAL, *FROM_FIRST, F.unfold, F.group_norm) and isinstance(result, Tensor) and args:
             if func is F.unfold:
-                kept = _unfolded_in_place(result, self.images, *args, **kwargs)
+                kept = unfold_in_place(result, self.images, *args, **kwargs)
             elif func is F.group_norm:
-                kept = _normed_by_first(result, self.images, *args, **kwargs)
+                kept = norm_by_first(result, self.images, *args, **kwargs)
             elif func in FROM_FIRST:
-                kept = _from_first(result, self.images)
+                kept = take_first(result, self.images)
             else:
                 kernels = kernel_places(func, args, kwargs) if self.exact else None
-                kept = _kept_in_place(args[0], result, self.images, kernels)
+                kept = keep_in_place(args[0], result, self.images, kernels)
             kept._attention_marks = getattr(result, "_attention_marks", ())  # type: ignore[attr-defined]
             return kept
+        if self.exact and func in MAXIMA and isinstance(result, Tensor) and len(args) + len(kwargs) == 2:
+            return keep_maxima_in_place(args[0], result, self.images, args[1] if len(args) > 1 else kwargs["dim"])
         return result
 
     def _collect(self, call: AttentionCall) -> None:
@@ -223,89 +231,3 @@ def _squared(x: Tensor) -> Tensor:
     x = x.float()
     squared = (x[1:-1] - x[:1]).square().sum(-1).cpu().double()
     return squared / float(x.square().sum(-1).double().mean().clamp(min=torch.finfo(torch.float64).tiny))
-
-
-def _kept_in_place(x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | None = None) -> Tensor:
-    """Returns a map `out` as if the operation that made it from the map `x` had not mixed places.
-
-    How far an image differs from the first one, in a place of `x`, is how far it differs in that place of `out`. What
-    is computed from all places at once, as before a squeeze-and-excitation, is the first image's.
-    """
-    if x.dim() != 4 or out.dim() != 4 or len(x) != len(out) or len(x) % images:
-        return out
-    was, now = x.unflatten(0, (images, -1)), out.unflatten(0, (images, -1))
-    if out[0, 0].numel() == 1:
-        return _from_first(out, images)
-    apart = (was - was[:1]).nan_to_num()  # padding for a maximum is -inf
-    rows, columns = out.shape[2:]
-    squared = apart.square().mean(2)
-    if kernels is None:
-        differs = F.adaptive_avg_pool2d(squared, (rows, columns)).sqrt()
-    else:
-        # Places that respond more strongly must not draw the center of a kernel to them.
-        total = squared.sum(0, keepdim=True)
-        shares = squared / total.clamp(min=torch.finfo(total.dtype).tiny)
-        strength = F.adaptive_avg_pool2d(total, (rows, columns))
-        differs = (kernels.carry(shares, (rows, columns)).clamp(min=0) * strength).sqrt()
-    most, spread = float(differs.max()), float(now[0].std())
-    differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))
-    signs = _signs(out.shape[1], rows * columns).view(out.shape[1:]).to(out)
-    kept: Tensor = now[:1] + differs[:, :, None] * signs
-    return kept.flatten(0, 1)
-
-
-def _signs(channels: int, places: int) -> Tensor:
-    """Returns the direction of the disturbance in each place, `(channels, places)`: one of a few patterns by chance.
-
-    As many channels go up as down, because a normalization over channels removes what all of them share.
-    """
-    generator = torch.Generator().manual_seed(0)
-    ranks = torch.rand(channels, PATTERNS, generator=generator).argsort(0).argsort(0)
-    patterns = torch.where(ranks < (channels + 1) // 2, 1.0, -1.0)
-    return patterns[:, torch.randint(PATTERNS, (places,), generator=generator)]
-
-
-def _unfolded_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any, *rest: Any, **more: Any) -> Tensor:
-    """Returns the result of `F.unfold`, `(images, channels * kernel, places)`, as if it had not mixed places.
-
-    Where it cuts a map into pieces that do not overlap, it mixes nothing, and a piece may be a window.
-    """
-    settings = dict(zip(("dilation", "padding", "stride"), rest, strict=False)) | more
-    size, overlaps = [], False
-    for axis in (0, 1):
-        kernel, dilation, padding, stride = (
-            value if isinstance(value, int) else value[axis]
-            for value in (kernel_size, *(settings.get(name, least) for name, least in UNFOLD_DEFAULTS))
-        )
-        overlaps |= stride < kernel
-        size.append((input.shape[axis - 2] + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1)
-    return _kept_in_place(input, out.unflatten(-1, size), images).flatten(-2) if overlaps else out
-
-
-def _from_first(out: Tensor, images: int) -> Tensor:
-    """Returns the result of the first image for all images."""
-    if len(out) % images:
-        return out
-    now: Tensor = out.unflatten(0, (images, -1))
-    return now[:1].expand_as(now).flatten(0, 1).clone()
-
-
-def _normed_by_first(
-    out: Tensor,
-    images: int,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    """Returns `F.group_norm` with the mean and deviation of the first image, which are taken over all places."""
-    if len(input) % images or input.dim() < 3:
-        return out
-    groups = input.unflatten(0, (images, -1)).unflatten(2, (num_groups, -1))
-    axes = tuple(range(3, groups.dim()))
-    variance, mean = torch.var_mean(groups[:1], axes, correction=0, keepdim=True)
-    normed: Tensor = ((groups - mean) / (variance + eps).sqrt()).reshape(input.shape)
-    shape = (1, -1, *[1] * (input.dim() - 2))
-    normed = normed if weight is None else normed * weight.view(shape)
-    return normed if bias is None else normed + bias.view(shape)
