@@ -8,20 +8,14 @@ from spatial_modules import SMP, TRANSFORMERS, spatial_modules
 from vicinal.attachment.coverage_smp import SEGMENTATION_MODELS
 from vicinal.attachment.coverage_transformers import ARCHITECTURES
 from vicinal.attachment.dry_run import verified
-from vicinal.inspection import RefusalKind
 from vicinal.inspection.model_inspection import inspect_runner
-
-# Spatial layers that may still be refused. Empty this when pooled keys take a prior.
-NOT_YET_SERVED = frozenset({RefusalKind.POOLED})
 
 
 def assert_served_where_spatial(inspection, rule):
     spatial = spatial_modules(inspection.runner.model, rule)
     assert bool(spatial) == bool(rule[0])
     served = {site.name for site in inspection.served}
-    not_yet = {site.name for site in inspection.refused if site.refusal.kind in NOT_YET_SERVED}
-    assert served <= spatial
-    assert served | not_yet == spatial, [f"{site.name}: {site.reason}" for site in inspection.refused]
+    assert served == spatial, [f"{site.name}: {site.reason}" for site in inspection.refused]
 
 
 def test_every_architecture_has_an_expectation():

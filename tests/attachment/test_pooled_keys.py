@@ -151,6 +151,21 @@ def test_hiera_whose_queries_are_pooled_in_their_mask_units():
     assert_same(out, F.linear(expected, module.proj.weight, module.proj.bias))
 
 
+def test_every_stage_of_pvt_is_served():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.PvtV2Config(
+        image_size=64, hidden_sizes=[16, 16, 20, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4]
+    )
+    inspection = vicinal.inspect(transformers.PvtV2ForImageClassification(config))
+    assert [site.place for site in inspection.served] == [
+        "16 x 16, keys 2 x 2",
+        "8 x 8, keys 2 x 2",
+        "4 x 4, keys 2 x 2",
+        "2 x 2",
+    ]
+    assert inspection.refused == []
+
+
 def small_pvt():
     torch.manual_seed(0)
     return timm.models.pvt_v2.PyramidVisionTransformerV2(

@@ -130,15 +130,18 @@ def test_a_softmax_that_nobody_uses_is_no_attention():
     places = {site.name.split(".attn")[0]: site.place for site in inspection.served}
     assert places == {
         "backbone.blocks.0": "64 windows of 8 x 8",
+        "backbone.blocks.1": "64 windows of 16 queries, 64 keys",
         "backbone.blocks.2": "64 windows of 4 x 4",
+        "backbone.blocks.3": "64 windows of 4 queries, 16 keys",
         "backbone.blocks.4": "16 x 16",
         "backbone.blocks.5": "4 windows of 14 x 14",
+        "backbone.blocks.6": "4 windows of 49 queries, 196 keys",
         "backbone.blocks.7": "4 windows of 7 x 7",
     }
-    assert {site.refusal.kind for site in inspection.refused} == {RefusalKind.POOLED}  # queries of stages 1, 2 and 3
+    assert inspection.refused == []
     x = torch.randn(1, 3, 256, 256)
     before = model(x).last_hidden_state
-    assert len(vicinal.attach(model, "gmm", inspection=inspection).layers) == 5
+    assert len(vicinal.attach(model, "gmm", inspection=inspection).layers) == 8
     torch.testing.assert_close(model(x).last_hidden_state, before, atol=1e-5, rtol=1e-4)
 
 
@@ -243,17 +246,6 @@ def test_a_model_without_weights_is_refused():
             look(model)
 
 
-def test_pooled_keys_are_refused_and_the_last_stage_is_served():
-    transformers = library()
-    config = transformers.PvtV2Config(
-        image_size=64, hidden_sizes=[16, 16, 20, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4]
-    )
-    inspection = vicinal.inspect(transformers.PvtV2ForImageClassification(config))
-    assert [site.place for site in inspection.served] == ["2 x 2"]  # this stage has all its keys
-    assert [site.refusal.kind for site in inspection.refused] == [RefusalKind.POOLED] * 3
-    assert [(site.queries.rows, site.keys.rows) for site in inspection.refused] == [(16, 2), (8, 2), (4, 2)]
-
-
 @pytest.mark.parametrize("option", ["add_zero_attn", "add_bias_kv"])
 def test_keys_beyond_the_tokens_are_refused(option):
     class Model(nn.Module):
@@ -267,6 +259,7 @@ def test_keys_beyond_the_tokens_are_refused(option):
             return self.attention(x, x, x, need_weights=False)[0]
 
     (site,) = vicinal.inspect(Model(), img_size=32).sites
-    assert site.refusal.kind is RefusalKind.POOLED
+    assert site.refusal.kind is RefusalKind.UNSUPPORTED
+    assert "keys beyond the tokens" in site.reason
     assert site.logits[-2:] == (16, 17)
     assert site.keys.index.tolist() == [[*range(16), -1]]

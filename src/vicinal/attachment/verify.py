@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vicinal.attachment.subclass import PriorSite, give_prior, take_prior
 from vicinal.attention.multi_head import multi_head
 from vicinal.cells import Cells, Layout, PairLayout
+from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
 from vicinal.inspection.model_runner import ModelRunner
@@ -102,7 +103,10 @@ def _checked_forward(
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if unverified.pop(site.name, None) is not None:
-            _check(site, args, kwargs, refused)
+            try:
+                _check(site, args, kwargs, refused)
+            except VicinalError as error:
+                refused[site.name] = Refusal(RefusalKind.UNSUPPORTED, str(error))
             if not unverified:
                 raise _AllVerified
         return before(*args, **kwargs) if before is not None else type(module).forward(module, *args, **kwargs)

@@ -41,7 +41,8 @@ def pair_layout(queries: Cells, keys: Cells) -> PairLayout | Refusal:
     if offsets is None:
         return Refusal(RefusalKind.WINDOWS, "its windows do not hold their queries and keys in the same places")
     found = _token_lines(queries, keys, steps, firsts)
-    return PairLayout(_grid(offsets, found), offsets=offsets, lines=found, text=f"{queries}, keys {keys}")
+    text = f"{queries}, keys {keys}" if queries.windows == 1 else f"{queries.tokens} queries, {keys.tokens} keys"
+    return PairLayout(_grid(offsets, found), offsets=offsets, lines=found, text=text)
 
 
 def _grid(offsets: Tensor, lines: tuple[TokenLines, TokenLines] | None) -> Grid:
