@@ -55,7 +55,7 @@ def test_a_survey_of_transformers_prints_a_table_and_writes_a_page(tmp_path, cap
     assert printed.startswith("architecture")
     assert printed.endswith(f"2 of 2 models take a prior; wrote {out}\n")
     assert {finding.model: finding.layers for finding in read_notes(notes)} == {"vit_mae": 3, "vit_msn": 2}
-    assert "| vit_msn | ViTMSNModel | 64 x 64 | ViTMSNSelfAttention, 4 x 4 + 1 prefix (2) |  |" in out.read_text()
+    assert "| vit_msn | ViTMSNModel | 128 x 128 | ViTMSNAttention, 8 x 8 + 1 prefix (2) |  |" in out.read_text()
 
 
 def test_an_unknown_architecture_is_an_error(tmp_path, capsys):

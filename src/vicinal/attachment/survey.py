@@ -21,7 +21,7 @@ from vicinal.inspection.model_inspection import Inspection
 __all__ = ["Finding", "Limits", "RefusedLayers", "Survey", "finding_of", "finding_or_skip", "read_notes"]
 
 NO_MEMORY = "it needs more memory than the survey may use"
-NO_TIME = "it takes longer than the survey may take"
+NO_TIME = "it takes longer than {:g} s"
 MAX_REASON = 200  # characters of an error that are noted
 
 
@@ -245,7 +245,7 @@ class SurveyProcess:
             return Finding(name, family, skipped=NO_MEMORY)
         if finding is None:
             self.__exit__()
-            return Finding(name, family, skipped=NO_TIME)
+            return Finding(name, family, skipped=NO_TIME.format(self.limits.seconds))
         if self.count == self.limits.models:
             self.__exit__()
         assert isinstance(finding, Finding)
