@@ -1,5 +1,7 @@
 """`nn.MultiheadAttention` on its own, in all its ways of being called."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 import vicinal
 from by_hand import assert_same, attention_io, logits_by_hand, project
 from small_models import lively
-from vicinal import Grid, VicinalError
+from vicinal import Grid
 from vicinal.attachment.subclass import PriorSite, give_prior
 from vicinal.inspection.attention_mode import Operation, Step
 from vicinal.inspection.head_layout import Factor, HeadLayout
@@ -54,11 +56,15 @@ def test_identity_changes_nothing_however_it_is_called(options, call):
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_another_image_size_is_an_error_that_says_so(need_weights):
-    model = Model({"need_weights": need_weights})
-    vicinal.attach(model, "gmm", img_size=32)
-    with pytest.raises(VicinalError, match=r"32 x 32.*64 x 64"):
-        model(torch.randn(2, 3, 64, 64))
+def test_another_image_size_is_that_of_its_own_grid(need_weights):
+    model = lively(Model({"need_weights": need_weights}))
+    other = copy.deepcopy(model)
+    vicinal.attach(model, "gab:sigma=1,amplitude=3", img_size=32)
+    vicinal.attach(other, "gab:sigma=1,amplitude=3", img_size=(64, 16))  # as many patches
+    x = torch.randn(2, 3, 64, 16)
+    assert torch.equal(model(x), other(x))
+    vicinal.detach(other)
+    assert not torch.allclose(model(x), other(x), atol=1e-3)
 
 
 def test_an_encoder_layer_does_not_bypass_the_prior():

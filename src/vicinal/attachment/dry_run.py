@@ -14,6 +14,7 @@ from vicinal.inspection.model_runner import (
     eval_without_side_effects,
     in_full_precision,
     make_runner,
+    restored_attributes,
 )
 from vicinal.inspection.sites import AttentionSite
 from vicinal.inspection.size_rule import SizeRule, probe_other_size, size_rule
@@ -78,7 +79,8 @@ def _size_rules(runner: ModelRunner, sites: list[AttentionSite]) -> dict[str, Si
     if other is None:
         return dict.fromkeys((site.name for site in served), SizeRule.UNTRIED)
     other_runner, found = other
-    refused = verify_sites(other_runner, [site for site in found if site.layout is not None])
+    with restored_attributes(runner.model):
+        refused = verify_sites(other_runner, [site for site in found if site.layout is not None])
     by_name = {site.name: site for site in found}
     return {
         site.name: size_rule(

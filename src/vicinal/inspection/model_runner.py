@@ -17,6 +17,7 @@ __all__ = [
     "eval_without_side_effects",
     "in_full_precision",
     "make_runner",
+    "restored_attributes",
     "uncompiled",
 ]
 
@@ -148,6 +149,20 @@ def eval_without_side_effects(model: nn.Module) -> Iterator[None]:
         for name, buffer in model.named_buffers():
             if name in buffers and not torch.equal(buffer, buffers[name]):
                 buffer.copy_(buffers[name])
+
+
+@contextlib.contextmanager
+def restored_attributes(model: nn.Module) -> Iterator[None]:
+    """Gives every module its attributes back after: some adapt them to the image, as Swin of transformers its shift."""
+    before = {module: dict(vars(module)) for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, attributes in before.items():
+            now = vars(module)
+            for name in [name for name in now if name not in attributes]:
+                del now[name]
+            now.update(attributes)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """How the grid of an attention changes with the size of the image: a rule, confirmed by a probe at another size."""
 
+import contextlib
 import functools
 import itertools
 import math
@@ -13,7 +14,7 @@ from vicinal.cells import Cells, Layout, PairLayout, TokenLines
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.inspection.attention_observer import observe_attention
-from vicinal.inspection.model_runner import ModelRunner
+from vicinal.inspection.model_runner import ModelRunner, restored_attributes
 from vicinal.inspection.shared_layout import has_layout
 from vicinal.inspection.sites import AttentionSite, find_sites
 
@@ -135,11 +136,9 @@ def probe_other_size(
     """
     for size in _other_sizes(runner.image, [site for site in sites if site.layout is not None]):
         other = replace(runner, shape=(*runner.shape[:-2], *size))
-        try:
+        with contextlib.suppress(VicinalError), restored_attributes(runner.model):  # it takes no such images
             calls = observe_attention(other.model, functools.partial(other, other.noise(1)))
             return other, find_sites(other, len(calls), rounds=1) if calls else []
-        except VicinalError:
-            continue  # the model takes no such images
     return None
 
 
