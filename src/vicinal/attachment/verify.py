@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.subclass import PriorSite, give_prior, take_prior
+from vicinal.attachment.uneven_prior import uneven_prior, values_by_pair, wraps
 from vicinal.attention.multi_head import multi_head
-from vicinal.cells import Cells, Layout, PairLayout
+from vicinal.cells import Cells, PairLayout
 from vicinal.errors import VicinalError
-from vicinal.grid import Grid
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
 from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.refusal import Refusal, RefusalKind
@@ -25,44 +25,9 @@ from vicinal.priors.base import Prior
 
 __all__ = ["verify_sites"]
 
-OUTSIDE = (3.0, 5.0)  # scale and bias for pairs that no window of the prior's grid holds, such as those of a wrap
 ROUNDING = 1e-5  # of the largest output
 MAX_DIFFERENCE = 0.01  # of the effect of the prior
 MAX_HIDING = 1e-3  # weights that are all smaller than this hide what is in front of them
-
-
-class Uneven(Prior):
-    """Another scale and bias at every offset and head."""
-
-    def __init__(self, heads: int, grid: Grid) -> None:
-        super().__init__(heads, grid)
-        generator = torch.Generator().manual_seed(0)
-        shape = (heads, *grid.table_shape)
-        self.register_buffer("times", 0.5 + torch.rand(shape, generator=generator))
-        self.register_buffer("plus", torch.randn(shape, generator=generator))
-
-    def scale(self) -> Tensor:
-        """Returns numbers between 0.5 and 1.5, `(heads, 2h-1, 2w-1)`."""
-        return self.times  # type: ignore[return-value]
-
-    def bias(self) -> Tensor:
-        """Returns normal numbers, `(heads, 2h-1, 2w-1)`."""
-        return self.plus  # type: ignore[return-value]
-
-
-class UnevenFormula(Prior):
-    """Another scale and bias at every offset, whole or fractional, and head."""
-
-    def scale_at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Returns numbers between 0.6 and 1.4, `(heads, *shape)`."""
-        return 1 + 0.4 * torch.sin(0.9 * rows + 2.3 * columns + self._phase(rows))
-
-    def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Returns numbers between -1 and 1, `(heads, *shape)`."""
-        return torch.cos(1.7 * rows - 0.7 * columns + 2 * self._phase(rows))
-
-    def _phase(self, rows: Tensor) -> Tensor:
-        return torch.arange(self.heads, device=rows.device, dtype=rows.dtype)[:, None, None]
 
 
 def verify_sites(runner: ModelRunner, sites: Sequence[AttentionSite]) -> dict[str, Refusal]:
@@ -136,9 +101,7 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
         return _first_tensor(type(module).forward(module, *given[: len(args)], **keywords))
 
     device = next((x.device for x in given if isinstance(x, Tensor)), torch.device("cpu"))
-    uneven: Prior = UnevenFormula(site.heads, layout.grid)
-    if not isinstance(layout, PairLayout):
-        uneven = Uneven(site.heads, layout.grid).to(device)
+    uneven = uneven_prior(site.heads, layout).to(device)
     with _nothing_hidden(module):
         plain = run()
         with _PairByPair(uneven, site, device):
@@ -159,15 +122,10 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
         kind, reason = RefusalKind.UNUSED, "its output does not depend on its patch-to-patch attention weights"
     elif float((outputs[1] - expected).abs().max()) > rounding + MAX_DIFFERENCE * effect:
         reason = "a prior does not act on its logits as the formula says"
-        if not isinstance(layout, PairLayout) and _wraps(cells, layout):
+        if not isinstance(layout, PairLayout) and wraps(cells, layout):
             reason = "its shifted windows let tokens from opposite edges of the image attend to each other"
     if reason:
         refused[site.name] = Refusal(kind, reason)
-
-
-def _wraps(cells: Cells, layout: Layout) -> bool:
-    """Returns whether some pairs of a window are farther apart than its grid."""
-    return bool((_offset_index(cells, layout) > layout.grid.table_shape[0] * layout.grid.table_shape[1]).any())
 
 
 def _first_tensor(output: Any) -> Tensor:
@@ -183,7 +141,7 @@ class _PairByPair(AttentionMode):
         super().__init__()
         self.site = site
         # (windows or 1, heads, queries, keys) each
-        self.scale, self.bias = (x.to(device) for x in _values_by_pair(prior, site))
+        self.scale, self.bias = (x.to(device) for x in values_by_pair(prior, site))
         self.products = self.softmaxes = self.fused = 0
         self.shape: tuple[int, ...] = ()
 
@@ -245,58 +203,6 @@ class _PairByPair(AttentionMode):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, place: int
     ) -> Tensor:
         return self._weights(q, k, mask, scale, place) @ v
-
-
-def _values_by_pair(prior: Prior, site: AttentionSite) -> tuple[Tensor, Tensor]:
-    """Returns scale and bias of every pair of tokens, each `(windows or 1, heads, queries, keys)`."""
-    layout = site.layout
-    assert layout is not None
-    if isinstance(layout, PairLayout):
-        neutral = layout.offsets.isnan().any(-1)
-        rows, columns = layout.offsets.nan_to_num().float().flatten(0, 1)[:, None].unbind(-1)
-        pair = [x.view(1, -1, *neutral.shape) for x in (prior.scale_at(rows, columns), prior.bias_at(rows, columns))]  # type: ignore[union-attr]
-        return pair[0].masked_fill(neutral, 1.0), pair[1].masked_fill(neutral, 0.0)
-    assert isinstance(site.queries, Cells)
-    index = _offset_index(site.queries, layout).to(prior.device or "cpu")
-    neutral_and_outside = zip((1.0, 0.0), OUTSIDE, strict=True)
-    scale, bias = (
-        torch.cat([x.flatten(1), x.new_tensor(more).expand(len(x), 2)], 1)[:, index].movedim(0, 1)  # type: ignore[union-attr, arg-type]
-        for x, more in zip((prior.scale(), prior.bias()), neutral_and_outside, strict=True)
-    )
-    return scale, bias
-
-
-def _offset_index(cells: Cells, layout: Layout) -> Tensor:
-    """Returns where each pair of tokens finds its offset in a flattened table, `(windows, queries, keys)`.
-
-    Offsets are differences of cells, in steps of a window. One past the table's end stands for a pair with a token
-    without a place; two past it for a pair whose offset the table does not hold.
-    """
-    height, width = layout.grid.height, layout.grid.width
-    coordinates, placed = cells.coordinates, cells.index >= 0
-    step = torch.tensor([_least_step(coordinates, placed, axis) for axis in (0, 1)])
-    offset = coordinates[:, None] - coordinates[:, :, None]  # (windows, queries, keys, 2): key - query
-    whole = (offset % step == 0).all(-1)
-    offset = offset.div(step, rounding_mode="floor")
-    # Padding has no cell: it continues the window.
-    position = torch.arange(cells.tokens) if layout.position is None else layout.position
-    patch = position - layout.grid.prefix
-    local = torch.stack([patch.div(width, rounding_mode="floor"), patch % width], -1)
-    in_window = local[None] - local[:, None]
-    both = placed[:, :, None] & placed[:, None]
-    offset = torch.where(both[..., None], offset, in_window)
-    inside = (offset[..., 0].abs() < height) & (offset[..., 1].abs() < width) & (whole | ~both)
-    index = (offset[..., 0] + height - 1) * (2 * width - 1) + offset[..., 1] + width - 1
-    end = (2 * height - 1) * (2 * width - 1)
-    index = torch.where(inside, index, end + 1)
-    patches = patch >= 0
-    return torch.where(patches[:, None] & patches, index, end)
-
-
-def _least_step(coordinates: Tensor, placed: Tensor, axis: int) -> int:
-    """Returns the distance of neighboring rows, or columns, of a window."""
-    steps = [window[mask, axis].unique().diff() for window, mask in zip(coordinates, placed, strict=True)]
-    return min((int(each.min()) for each in steps if len(each)), default=1)
 
 
 @contextlib.contextmanager
