@@ -246,7 +246,10 @@ def test_mask_units_are_served():
     table = vicinal.attach(model, "gmm", img_size=224)
     assert {layer.name: layer.place for layer in table.layers} == {
         "blocks.0.attn": "49 windows of 8 x 8",
+        "blocks.1.attn": "49 windows of 16 queries, 64 keys",
+        "blocks.2.attn": "49 windows of 4 queries, 16 keys",
         "blocks.3.attn": "14 x 14",
+        "blocks.4.attn": "7 x 7, keys 14 x 14",
         "blocks.5.attn": "7 x 7",
     }
-    assert list(table.left_alone) == ["blocks.1.attn", "blocks.2.attn", "blocks.4.attn"]  # their queries are pooled
+    assert table.left_alone == {}
