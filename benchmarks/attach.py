@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import vicinal
 from measuring import interleaved, print_table
-from vicinal.analysis.memory import saved_bytes
+from vicinal.analysis.cost.saved_tensors import saved_bytes
 
 vicinal.ensure_torchvision()
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import vicinal
 from measuring import interleaved, print_table
-from vicinal.analysis.erf import receptive_field
+from vicinal.analysis.receptive_field.measure import receptive_field
 
 vicinal.ensure_torchvision()
 

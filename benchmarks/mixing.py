@@ -21,7 +21,7 @@ from torch.nn import functional as F
 import vicinal
 from attach import MODELS
 from measuring import interleaved, print_table
-from vicinal.analysis.memory import saved_bytes
+from vicinal.analysis.cost.saved_tensors import saved_bytes
 from vicinal.inspection import Tap, patch_attention
 
 NAMES = ("vit", "deit_tiny")  # with a class token

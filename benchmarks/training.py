@@ -29,11 +29,11 @@ from torch.nn import functional as F
 import vicinal
 from measuring import interleaved, print_table
 from vicinal.data import Augmentation, Images, Loader, Preprocessing, open_source
-from vicinal.data.sets import CIFAR10
+from vicinal.data.catalog import CIFAR10
 from vicinal.training.config import recipe
-from vicinal.training.loop import train_step
-from vicinal.training.machine import keep_memory
-from vicinal.training.preparing import Job, prepare, start
+from vicinal.training.environment import keep_memory
+from vicinal.training.setup import Job, prepare, start
+from vicinal.training.train import train_step
 
 BACKBONES = ("vit", "swin", "cait", "pit", "t2t")
 

@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from vicinal.mixing import Mixing as Mixing
     from vicinal.mixing import TransMix as TransMix
     from vicinal.models import create_model as create_model
-    from vicinal.models import load as load
     from vicinal.models import push_to_hub as push_to_hub
-    from vicinal.models import resize as resize
-    from vicinal.models import save as save
+    from vicinal.models.load import load as load
+    from vicinal.models.resize import resize as resize
+    from vicinal.models.save import save as save
     from vicinal.priors import Prior as Prior
     from vicinal.priors import build_prior as build_prior
     from vicinal.priors import list_priors as list_priors
     from vicinal.priors import register_prior as register_prior
     from vicinal.training.config import TrainConfig as TrainConfig
     from vicinal.training.config import recipe as recipe
-    from vicinal.training.loop import fit as fit
-    from vicinal.training.loop import resume as resume
-    from vicinal.training.runs import Run as Run
+    from vicinal.training.run_folder import Run as Run
+    from vicinal.training.train import fit as fit
+    from vicinal.training.train import resume as resume
 
 _HOME = {
     "Grid": "vicinal.grid",
     "Mixing": "vicinal.mixing",
     "Prior": "vicinal.priors",
-    "Run": "vicinal.training.runs",
+    "Run": "vicinal.training.run_folder",
     "TrainConfig": "vicinal.training.config",
     "TransMix": "vicinal.mixing",
     "VicinalError": "vicinal.errors",
@@ -48,7 +48,7 @@ _HOME = {
     "create_model": "vicinal.models",
     "detach": "vicinal.attachment",
     "ensure_torchvision": "vicinal._torchvision",
-    "fit": "vicinal.training.loop",
+    "fit": "vicinal.training.train",
     "inspect": "vicinal.attachment",
     "list_priors": "vicinal.priors",
     "load": "vicinal.models",
@@ -56,7 +56,7 @@ _HOME = {
     "recipe": "vicinal.training.config",
     "register_prior": "vicinal.priors",
     "resize": "vicinal.models",
-    "resume": "vicinal.training.loop",
+    "resume": "vicinal.training.train",
     "save": "vicinal.models",
     "tap": "vicinal.inspection",
 }

@@ -8,10 +8,10 @@ from matplotlib.patches import Rectangle
 
 from attention_by_hand import cait, swin, vit
 from vicinal import VicinalError
-from vicinal.analysis.attention import attention_statistics
-from vicinal.analysis.attention_drawing import draw_maps, draw_rollout, draw_statistics
-from vicinal.analysis.attention_maps import attention_maps
-from vicinal.analysis.rollout import rollout
+from vicinal.analysis.attention_maps.measure import attention_maps
+from vicinal.analysis.attention_maps.plot import draw_maps, draw_rollout, draw_statistics
+from vicinal.analysis.attention_maps.rollout import rollout
+from vicinal.analysis.attention_maps.statistics import attention_statistics
 
 PICTURES = np.random.default_rng(0).random((3, 32, 48, 3))
 IMAGES = torch.tensor(PICTURES, dtype=torch.float32).movedim(-1, 1)

@@ -7,7 +7,7 @@ import torch
 import vicinal
 from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
-from vicinal.analysis.attention_maps import attention_maps, write_maps
+from vicinal.analysis.attention_maps.measure import attention_maps, write_maps
 from vicinal.inspection import patch_attention
 
 

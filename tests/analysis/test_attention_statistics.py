@@ -10,9 +10,9 @@ from torch import nn
 import vicinal
 from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
-from vicinal.analysis.attention import attention_statistics
-from vicinal.analysis.attention_maps import attention_maps
-from vicinal.analysis.rollout import rollout
+from vicinal.analysis.attention_maps.measure import attention_maps
+from vicinal.analysis.attention_maps.rollout import rollout
+from vicinal.analysis.attention_maps.statistics import attention_statistics
 from vicinal.attention import attention_weights
 from vicinal.inspection import attention_tap
 

@@ -8,7 +8,7 @@ from torch import nn
 import vicinal
 from lively_models import lively, vit
 from vicinal import VicinalError
-from vicinal.analysis.erf import receptive_field
+from vicinal.analysis.receptive_field.measure import receptive_field
 
 
 def test_no_more_than_the_layer_asked_for_is_run():

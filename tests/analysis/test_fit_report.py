@@ -7,8 +7,8 @@ import torch
 from matplotlib.figure import Figure
 
 import vicinal
-from vicinal.analysis.fit_drawing import draw_fits, draw_kernels
-from vicinal.analysis.fit_report import fit_model
+from vicinal.analysis.learned_tables.fit_plot import draw_fits, draw_kernels
+from vicinal.analysis.learned_tables.fit_report import fit_model
 
 SIGMAS = ((1.5, 2.5), (2.0, 1.2), (3.0, 2.0))
 
@@ -215,15 +215,15 @@ def test_a_picture_says_why_a_table_does_not_fit(tmp_path):
 
 @pytest.mark.parametrize("shape", [(4, 4), (8, 10)])
 def test_every_reason_not_to_fit_has_a_word_in_pictures(shape, monkeypatch):
-    from vicinal.analysis import fitting
-    from vicinal.analysis.fit_drawing import REASONS
+    from vicinal.analysis import gaussian_fit
+    from vicinal.analysis.learned_tables.fit_plot import REASONS
 
     random = np.random.default_rng(0)
     y, x = np.indices(shape)
     tables = [random.standard_normal(shape), x + y, x**2 + y**2, np.exp(-(x**2) / 2.0), np.eye(*shape)]
-    fits = [fitting.fit_gaussian(table) for table in tables]
-    monkeypatch.setattr(fitting, "STEPS", 1)
-    fits += [fitting.fit_gaussian(table) for table in tables]
+    fits = [gaussian_fit.fit_gaussian(table) for table in tables]
+    monkeypatch.setattr(gaussian_fit, "STEPS", 1)
+    fits += [gaussian_fit.fit_gaussian(table) for table in tables]
     notes = {fit.note for fit in fits if not fit.fits}
     assert len(notes) > 3
     assert all(note.startswith(tuple(REASONS)) for note in notes)

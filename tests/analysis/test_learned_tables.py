@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import vicinal
-from vicinal.analysis.tables import tables_of
+from vicinal.analysis.learned_tables.tables import tables_of
 
 vicinal.ensure_torchvision()
 

@@ -9,11 +9,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 import vicinal
-from vicinal.analysis.mask_drawing import LINES, draw_history, draw_kernels, draw_masks, draw_mixture
-from vicinal.analysis.masks import LayerMask, Masks, masks_of
+from vicinal.analysis.learned_tables.mask_plot import LINES, draw_history, draw_kernels, draw_masks, draw_mixture
+from vicinal.analysis.learned_tables.masks import LayerMask, Masks, masks_of
 from vicinal.attachment import get_priors
 from vicinal.errors import VicinalError
-from vicinal.training.prior_log import PriorHistory
+from vicinal.training.prior_history import PriorHistory
 
 
 def masks_with(prior, depth=2):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vicinal
-from vicinal.analysis.masks import masks_of
+from vicinal.analysis.learned_tables.masks import masks_of
 from vicinal.attachment import get_priors
 from vicinal.errors import VicinalError
 

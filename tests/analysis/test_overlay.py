@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 import vicinal
-from vicinal.analysis.overlay import attention_map, draw_overlay
+from vicinal.analysis.attention_maps.overlay import attention_map, draw_overlay
 
 
 def inputs_of(module, run):

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 import vicinal
-from vicinal.analysis.erf import ReceptiveField
+from vicinal.analysis.receptive_field.measure import ReceptiveField
+from vicinal.cli._models import Look, subjects_of
 from vicinal.cli.main import main
-from vicinal.cli.subjects import Look, subjects_of
 
 TIMM = ["--timm", "vit_tiny_patch16_224", "--img-size", "64", "--random-weights"]
 

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 import vicinal
-from vicinal.analysis.rollout import rollout
+from vicinal.analysis.attention_maps.rollout import rollout
+from vicinal.cli._models import as_file_name
 from vicinal.cli.main import main
-from vicinal.cli.subjects import as_file_name
 from vicinal.data import Preprocessing, decode, evaluation_tensor
 
 
@@ -142,7 +142,7 @@ def test_nothing_is_left_of_an_earlier_call(models, analyze, tmp_path):
 def test_bad_words_are_told_before_anything_is_measured_or_written(
     models, analyze, tmp_path, capsys, monkeypatch, words, message
 ):
-    monkeypatch.setattr("vicinal.analysis.attention.attention_statistics", None)
+    monkeypatch.setattr("vicinal.analysis.attention_maps.statistics.attention_statistics", None)
     assert analyze(models["vit"], *words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -5,7 +5,7 @@ import torch
 
 import vicinal
 from vicinal.cli.export import run
-from vicinal.training.locating import model_folder
+from vicinal.training.model_path import model_folder
 
 
 @pytest.fixture

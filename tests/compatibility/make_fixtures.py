@@ -177,7 +177,7 @@ def write_finished_run() -> None:
 
 def write_interrupted_run() -> None:
     """Writes `runs/interrupted`: a signal arrives during the last step before the stop."""
-    from vicinal.training import loop
+    from vicinal.training import train as loop
 
     step = loop.train_step
 

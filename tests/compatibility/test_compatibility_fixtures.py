@@ -10,7 +10,7 @@ import torch
 
 import vicinal
 from vicinal.attachment import get_priors
-from vicinal.training.evaluating import evaluate_split
+from vicinal.training.evaluate import evaluate_split
 
 HERE = Path(__file__).parent
 # Where priors are, for each saved model: the number of attention layers that have one.

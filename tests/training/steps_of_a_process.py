@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 import vicinal
-from vicinal.training.loop import train_step
-from vicinal.training.preparing import prepare, start
+from vicinal.training.setup import prepare, start
+from vicinal.training.train import train_step
 
 
 def main(folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import vicinal
-from vicinal.training.evaluating import evaluate_split
+from vicinal.training.evaluate import evaluate_split
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vicinal.cli.pictures import as_seen
-from vicinal.cli.subjects import Look, Subject, as_file_name, distinct, folder_for, places_for, subjects_of, writing
+from vicinal.cli._images import as_seen
+from vicinal.cli._models import Look, Subject, as_file_name, distinct, folder_for, places_for, subjects_of, writing
 from vicinal.errors import VicinalError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from vicinal.analysis.attention_maps import AttentionMap
+    from vicinal.analysis.attention_maps.measure import AttentionMap
 
 __all__ = ["run"]
 
@@ -90,9 +90,9 @@ def attention(
     subjects = subjects_of(runs, timm, img_size, random_weights, device)
     folder = folder_for(subjects, out)
 
-    from vicinal.analysis.attention import attention_statistics
-    from vicinal.analysis.attention_drawing import draw_statistics
-    from vicinal.analysis.attention_maps import write_maps
+    from vicinal.analysis.attention_maps.measure import write_maps
+    from vicinal.analysis.attention_maps.plot import draw_statistics
+    from vicinal.analysis.attention_maps.statistics import attention_statistics
 
     # Maps are of few images: what is wrong with layers, heads or the query shows before all of them are measured.
     drawn = [_maps(subject, look, pictures, layers, heads, query) if pictures else _Maps() for subject in subjects]
@@ -127,9 +127,9 @@ def _maps(
     query: Literal["class", "mean"] | tuple[int, int] | None,
 ) -> _Maps:
     """Maps and a rollout of the first images."""
-    from vicinal.analysis.attention_drawing import draw_maps, draw_rollout
-    from vicinal.analysis.attention_maps import attention_maps
-    from vicinal.analysis.rollout import rollout
+    from vicinal.analysis.attention_maps.measure import attention_maps
+    from vicinal.analysis.attention_maps.plot import draw_maps, draw_rollout
+    from vicinal.analysis.attention_maps.rollout import rollout
 
     names, images = _first(look, subject, count)
     asked: dict[str, Any] = {"layers": list(layers) or None, "query": query, "name": subject.name}

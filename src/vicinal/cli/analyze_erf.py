@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from vicinal.cli.subjects import Look, as_file_name, folder_for, layer_of, subjects_of, writing
+from vicinal.cli._models import Look, as_file_name, folder_for, layer_of, subjects_of, writing
 from vicinal.errors import VicinalError
 
 __all__ = ["run"]
@@ -64,8 +64,8 @@ def erf(
     subjects = subjects_of(runs, timm, img_size, random_weights, device)
     folder = folder_for(subjects, out)
 
-    from vicinal.analysis.erf import ReceptiveField, receptive_field
-    from vicinal.analysis.erf_drawing import draw_field, draw_fields
+    from vicinal.analysis.receptive_field.measure import ReceptiveField, receptive_field
+    from vicinal.analysis.receptive_field.plot import draw_field, draw_fields
 
     found: dict[str, ReceptiveField] = {}
     for subject in subjects:

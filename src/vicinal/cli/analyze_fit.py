@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vicinal.cli.subjects import folder_for, layer_of, places_for, subjects_of, writing
+from vicinal.cli._models import folder_for, layer_of, places_for, subjects_of, writing
 
 __all__ = ["run"]
 
@@ -44,8 +44,8 @@ def fit(
     subjects = subjects_of(runs, timm, img_size, random_weights, "cpu")
     folder = folder_for(subjects, out)
 
-    from vicinal.analysis.fit_drawing import draw_fits, draw_kernels
-    from vicinal.analysis.fit_report import fit_model
+    from vicinal.analysis.learned_tables.fit_plot import draw_fits, draw_kernels
+    from vicinal.analysis.learned_tables.fit_report import fit_model
 
     reports = [
         fit_model(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from vicinal.cli.subjects import as_file_name, folder_for, layer_of, subjects_of, writing
+from vicinal.cli._models import as_file_name, folder_for, layer_of, subjects_of, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vicinal.analysis.masks import Masks
+    from vicinal.analysis.learned_tables.masks import Masks
 
 __all__ = ["run"]
 
@@ -45,8 +45,8 @@ def masks(
     (subject,) = subjects_of([run], [], img_size, False, "cpu")
     folder = folder_for([subject], out)
 
-    from vicinal.analysis.mask_drawing import draw_history, draw_kernels, draw_masks
-    from vicinal.analysis.masks import masks_of
+    from vicinal.analysis.learned_tables.mask_plot import draw_history, draw_kernels, draw_masks
+    from vicinal.analysis.learned_tables.masks import masks_of
 
     found = masks_of(subject.model, name=subject.name, logit=logit)
     figures = {"masks": draw_masks(found), "convolution": draw_kernels(found), **_mixtures(found, layers)}
@@ -70,7 +70,7 @@ def masks(
 
 def _mixtures(found: "Masks", layers: Sequence[str]) -> "dict[str, Figure]":
     """Pictures of mixtures, by the names of their files."""
-    from vicinal.analysis.mask_drawing import draw_mixture
+    from vicinal.analysis.learned_tables.mask_plot import draw_mixture
 
     if layers:
         chosen = [found.index(layer_of(each)) for each in layers]
@@ -87,7 +87,7 @@ def _mixtures(found: "Masks", layers: Sequence[str]) -> "dict[str, Figure]":
 
 
 def _no_history(folder: Path) -> str:
-    from vicinal.training.prior_log import PRIORS
+    from vicinal.training.prior_history import PRIORS
 
     why = f"{folder / PRIORS} has no rows" if (folder / PRIORS).is_file() else f"the run has no {PRIORS}"
     return f"{why}, so there is no history to draw"

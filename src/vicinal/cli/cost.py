@@ -34,7 +34,7 @@ def cost(
         format: a Markdown table to read, or every figure in full as CSV or JSON.
         out: write to this file instead.
     """
-    from vicinal.analysis.cost import cost_of, format_costs
+    from vicinal.analysis.cost.measure import cost_of, format_costs
     from vicinal.models import create_model
 
     if len(img_size) > 2:

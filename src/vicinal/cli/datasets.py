@@ -31,8 +31,8 @@ def datasets(
 
 def overview() -> str:
     """All names, a line each, and the other spellings."""
-    from vicinal.data.sets import SETS
-    from vicinal.data.sources import SPELLINGS
+    from vicinal.data.catalog import SETS
+    from vicinal.data.open_dataset import SPELLINGS
 
     lines = [f"{'dataset':17}{'classes':>7}{'train':>11}{'test':>8}{'size':>6}{'channels':>10}  from"]
     lines.append(f"{'digits':17}{10:>7}{1438:>11,}{359:>8,}{8:>6}{1:>10}  scikit-learn, no download")

@@ -26,8 +26,8 @@ def evaluate_run(
         device: auto is a GPU where there is one.
         json: print everything, with the confusion matrix, as JSON.
     """
-    from vicinal.training.evaluating import evaluate_split
-    from vicinal.training.runs import Run
+    from vicinal.training.evaluate import evaluate_split
+    from vicinal.training.run_folder import Run
 
     found, class_names = evaluate_split(Run(run), split, batch_size=batch_size, device=device)
     if json:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vicinal.errors import VicinalError
-from vicinal.training.locating import model_folder
+from vicinal.training.model_path import model_folder
 
 __all__ = ["run"]
 
@@ -38,16 +38,18 @@ def export(
     if file.exists() and not overwrite:  # before the model is opened
         raise VicinalError(f"there is a {file} already; give another --out, or --overwrite")
 
-    from vicinal.models import exporting, load
+    from vicinal.models import load
+    from vicinal.models.export import TOLERANCE
+    from vicinal.models.export import export as export_model
 
     model = load(source)
-    exported = exporting.export(model, file, format, batch_size=batch_size, overwrite=overwrite)
+    exported = export_model(model, file, format, batch_size=batch_size, overwrite=overwrite)
     batches = " and ".join(str(batch) for batch in exported.batches)
     takes = "any number of images" if batch_size is None else f"{batch_size} image{'s' * (batch_size > 1)}"
     print(f"wrote {file}: {file.stat().st_size / 1e6:.1f} MB, takes {takes} at a time")
     print(
         f"read again and compared with the model on batches of {batches}: outputs differ by at most "
-        f"{exported.difference:.1e} of the largest ({exporting.TOLERANCE:.0e} is tolerated)"
+        f"{exported.difference:.1e} of the largest ({TOLERANCE:.0e} is tolerated)"
     )
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vicinal.cli.pictures import as_seen, batches, search
+from vicinal.cli._images import as_seen, batches, search
 from vicinal.errors import VicinalError
-from vicinal.training.locating import model_folder
+from vicinal.training.model_path import model_folder
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,7 +113,7 @@ def _explain(
     found: Sequence[Sequence[dict[str, Any]]],
     folder: Path,
 ) -> None:
-    from vicinal.analysis.overlay import attention_map, draw_overlay
+    from vicinal.analysis.attention_maps.overlay import attention_map, draw_overlay
 
     like = next(model.parameters())
     maps = attention_map(model, tensors.to(like.device, like.dtype))

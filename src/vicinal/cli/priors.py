@@ -31,7 +31,7 @@ def priors(
     """
     place = Grid(*grid)
     if draw is not None:
-        from vicinal.priors.drawing import draw_priors, example_priors
+        from vicinal.priors.plot import draw_priors, example_priors
 
         chosen = {name: build_prior(name, heads=heads, grid=place)} if name else example_priors(heads=heads, grid=place)
         print(f"wrote {draw_priors(chosen, draw)}")

@@ -11,7 +11,7 @@ import tyro
 from vicinal.errors import VicinalError
 
 if TYPE_CHECKING:
-    from vicinal.training.runs import Run
+    from vicinal.training.run_folder import Run
 
 __all__ = ["run", "summary"]
 
@@ -40,7 +40,7 @@ def run(words: Sequence[str]) -> None:
 
     first = _first(words)
     if first.resume is not None:
-        from vicinal.training.runs import Run
+        from vicinal.training.run_folder import Run
 
         if first.config is not None or first.recipe is not None:
             raise VicinalError("--resume goes on with the run's own configuration; leave --config and --recipe out")
@@ -85,9 +85,9 @@ def _first(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _train(settings: Any, resume_from: Path | None) -> None:
-    from vicinal.training.loop import fit, resume
-    from vicinal.training.runs import Run
-    from vicinal.training.stopping import Interrupted
+    from vicinal.training.run_folder import Run
+    from vicinal.training.signals import Interrupted
+    from vicinal.training.train import fit, resume
 
     done = resume_from is not None and Run(resume_from).finished
     try:

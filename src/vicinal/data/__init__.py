@@ -4,14 +4,14 @@ from vicinal._torchvision import ensure_torchvision
 
 ensure_torchvision()  # before any of these imports torchvision or timm
 
-from vicinal.data.decoding import decode  # noqa: E402
-from vicinal.data.images import Images  # noqa: E402
-from vicinal.data.loading import Loader  # noqa: E402
-from vicinal.data.pictures import Pictures, Source  # noqa: E402
-from vicinal.data.seeding import derive  # noqa: E402
-from vicinal.data.sets import SETS, Facts  # noqa: E402
-from vicinal.data.sources import open_source  # noqa: E402
-from vicinal.data.splitting import Splits, split  # noqa: E402
+from vicinal.data.catalog import SETS, Facts  # noqa: E402
+from vicinal.data.dataloader import Loader  # noqa: E402
+from vicinal.data.decode import decode  # noqa: E402
+from vicinal.data.image_dataset import Pictures, Source  # noqa: E402
+from vicinal.data.open_dataset import open_source  # noqa: E402
+from vicinal.data.rng import derive  # noqa: E402
+from vicinal.data.splits import Splits, split  # noqa: E402
+from vicinal.data.transformed_images import Images  # noqa: E402
 from vicinal.data.transforms import Augmentation, Preprocessing, evaluation_tensor  # noqa: E402
 
 __all__ = [

@@ -16,7 +16,7 @@ from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
-from vicinal.data.policies import Pixels, Policy, as_picture, as_pixels
+from vicinal.data.auto_augment import Pixels, Policy, as_picture, as_pixels
 from vicinal.errors import VicinalError
 
 __all__ = [

@@ -12,12 +12,12 @@ from vicinal.cells import Cells, Layout
 from vicinal.grid import Grid
 from vicinal.inspection.attention_mode import Operation, Step
 from vicinal.inspection.head_layout import HeadLayout
-from vicinal.inspection.head_sharing import find_shared_heads
 from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.pair_layout import pair_layout
 from vicinal.inspection.place_tokens import Placement, decide
 from vicinal.inspection.probe import Evidence, Follow, Key, collect_evidence, merge_evidence
 from vicinal.inspection.refusal import Refusal, RefusalKind
+from vicinal.inspection.shared_heads import find_shared_heads
 from vicinal.inspection.shared_layout import shared_layout
 
 __all__ = ["AttentionSite", "find_sites"]

@@ -1,7 +1,7 @@
 """Batches of mixed images and their soft labels."""
 
-from vicinal.mixing.batches import MixedBatch
-from vicinal.mixing.mixing import MODES, Mixing, Mode
+from vicinal.mixing.batch_mixer import MODES, Mixing, Mode
+from vicinal.mixing.mixed_batch import MixedBatch
 from vicinal.mixing.transmix import VARIANTS, TransMix
 
 __all__ = ["MODES", "VARIANTS", "MixedBatch", "Mixing", "Mode", "TransMix"]

@@ -8,8 +8,8 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import cait
 from torch import Tensor, nn
 
-from vicinal.models.starting import set_drop_path, xavier
 from vicinal.models.vit import start_patches
+from vicinal.models.weight_init import set_drop_path, xavier
 
 __all__ = ["Cait", "TalkingHeads"]
 

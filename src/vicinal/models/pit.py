@@ -11,7 +11,7 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from vicinal.models.starting import xavier
+from vicinal.models.weight_init import xavier
 
 __all__ = ["Pit"]
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from vicinal.grid import Grid
-from vicinal.priors.relative import stretch_table
+from vicinal.priors.relative_bias import stretch_table
 
 __all__ = ["stretch_flat_table"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vicinal.grid import Grid
 from vicinal.models.positions import stretch_flat_table
-from vicinal.models.starting import set_drop_path, xavier
+from vicinal.models.weight_init import set_drop_path, xavier
 
 __all__ = ["Vit", "VitRelPos"]
 

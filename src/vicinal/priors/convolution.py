@@ -93,6 +93,6 @@ def _neighbours(count: int) -> Tensor:
 
 
 if __name__ == "__main__":
-    from vicinal.priors.drawing import main
+    from vicinal.priors.plot import main
 
     main("conv")

@@ -69,6 +69,6 @@ class Decay(Prior):
 
 
 if __name__ == "__main__":
-    from vicinal.priors.drawing import main
+    from vicinal.priors.plot import main
 
     main("decay")

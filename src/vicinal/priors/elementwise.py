@@ -74,6 +74,6 @@ def _stretched(mask: Tensor, before: Grid, grid: Grid) -> Tensor:
 
 
 if __name__ == "__main__":
-    from vicinal.priors.drawing import main
+    from vicinal.priors.plot import main
 
     main("elm")

@@ -97,6 +97,6 @@ def _draw(init: str, shape: tuple[int, int], grid: Grid) -> tuple[Tensor, Tensor
 
 
 if __name__ == "__main__":
-    from vicinal.priors.drawing import main
+    from vicinal.priors.plot import main
 
     main("gmm:init=spread")

@@ -10,6 +10,6 @@ class NoPrior(Prior):
 
 
 if __name__ == "__main__":
-    from vicinal.priors.drawing import main
+    from vicinal.priors.plot import main
 
     main("none")

@@ -1,0 +1,1 @@
+"""Attention maps, rollout and head statistics: measuring, results, plots."""

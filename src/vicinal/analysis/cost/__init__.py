@@ -1,0 +1,1 @@
+"""Parameters, operations and training memory of a model."""

@@ -1,0 +1,1 @@
+"""Learned tables and masks of priors and relative biases: reading, fitting, plots."""

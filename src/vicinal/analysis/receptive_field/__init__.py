@@ -1,0 +1,1 @@
+"""Effective receptive fields: measuring, the result, plots."""
