@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vicinal.attachment.dry_run import inspect, verified
+from vicinal.attachment.placing_inputs import find_placing_inputs, remove_input_hooks, require_inputs
 from vicinal.attachment.subclass import PriorSite, WithPrior, give_prior, original_class, take_prior
 from vicinal.cells import PairLayout
 from vicinal.errors import VicinalError
@@ -134,6 +135,7 @@ def attach(
         raise VicinalError(_nothing(model, left))
     kept = [(site, each) for site, each in zip(chosen, built, strict=True) if site.name not in unfit]
     chosen, built = [site for site, _ in kept], [each for _, each in kept]
+    placing = find_placing_inputs(inspection, chosen)
     for site, its_prior in zip(chosen, built, strict=True):
         device = next((parameter.device for parameter in site.module.parameters()), None)
         its_prior.to(device=device).train(site.module.training)
@@ -141,6 +143,7 @@ def attach(
         give_prior(site.module, its_prior, PriorSite.of(site), site.layout)
     try:
         _note_image_size(inspection, chosen)
+        require_inputs(inspection, placing)
     except BaseException:
         for site in chosen:
             take_prior(site.module)
@@ -208,6 +211,7 @@ def detach(model: nn.Module) -> int:
         take_prior(module)
     for hook in _image_size_hooks(model):
         hook.remove(model)
+    remove_input_hooks(model)
     return len(modules)
 
 
