@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
+from vicinal.token_pooling import PooledTokens
 
 __all__ = ["Cells", "Layout", "PairLayout", "TokenLines", "raster_order"]
 
@@ -140,8 +141,8 @@ class PairLayout(Layout):
 
     offsets: Tensor = field(default_factory=lambda: torch.empty(0, 0, 2))
     """From query to key, in patches of the finer side: `(queries, keys, 2)`; NaN for a pair without a place."""
-    lines: tuple[TokenLines, TokenLines] | None = None
-    """Queries and keys, where both stand row by row over the whole image."""
+    lines: tuple[TokenLines | PooledTokens, TokenLines | PooledTokens] | None = None
+    """Queries and keys, where both stand row by row over the whole image, or pool the patches of such a map."""
     text: str = ""
 
     @property

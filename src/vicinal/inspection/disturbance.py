@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.inspection.kernel_places import KernelPlaces
+from vicinal.token_pooling import TokenPooling
 
 __all__ = ["AMPLITUDE", "keep_in_place", "keep_maxima_in_place", "norm_by_first", "take_first", "unfold_in_place"]
 
@@ -20,7 +21,7 @@ MIN_SPREAD = 1e-12  # a map whose values differ by less is taken to be constant
 UNFOLD_DEFAULTS = (("dilation", 1), ("padding", 0), ("stride", 1))
 
 
-def keep_in_place(x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | None = None) -> Tensor:
+def keep_in_place(x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | TokenPooling | None = None) -> Tensor:
     """Returns a map `out` as if the operation that made it from the map `x` had not mixed places.
 
     How far an image differs from the first one, in a place of `x`, is how far it differs in that place of `out`. What
