@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from vicinal.cells import Cells
-from vicinal.inspection.place_tokens import Placement, decide
-from vicinal.inspection.pooled_layout import pooled_layout
+from vicinal.inspection.head_layout import split_heads
+from vicinal.inspection.place_tokens import Placement, decide, measured_centers
+from vicinal.inspection.pooled_layout import MAX_CENTER_ERROR, pooled_layout
 from vicinal.inspection.probe import Evidence
-from vicinal.inspection.refusal import Refusal
+from vicinal.inspection.refusal import Refusal, RefusalKind
 
 __all__ = ["needs_exact_centers", "with_exact_centers"]
 
@@ -20,7 +24,7 @@ def needs_exact_centers(placement: Placement, evidence: Evidence) -> bool:
 
 
 def with_exact_centers(placement: Placement, evidence: Evidence, aspect: float) -> Placement:
-    """Returns a placement with the exact centers of lines, or with offsets that a pooling explains.
+    """Returns a placement with the exact centers of lines, or with the offsets that a pooling explains.
 
     Args:
         placement: from probes that spread differences evenly.
@@ -31,23 +35,47 @@ def with_exact_centers(placement: Placement, evidence: Evidence, aspect: float) 
         return placement
     exact = decide(evidence, aspect)
     pairs = pooled_layout(exact, evidence, aspect)
-    if pairs is not None and any(
-        _same_patches(one, two)
-        for one, two in ((placement.queries, exact.queries), (placement.keys, exact.keys))
-        if isinstance(two, Cells)
+    if pairs is not None and (
+        _same_patches(placement.queries, exact.queries) or _same_patches(placement.keys, exact.keys)
     ):
         return replace(exact, pairs=pairs)
-    sides = [_with_lines(one, two) for one, two in ((placement.queries, exact.queries), (placement.keys, exact.keys))]
-    if placement.layout != exact.layout or sides[0] is None or sides[1] is None:
+    queries, keys = placement.queries, placement.keys
+    if not isinstance(queries, Cells) or not isinstance(keys, Cells):
         return placement
-    return replace(placement, queries=sides[0], keys=sides[1])
+    lines = _exact_lines(placement, exact, evidence)
+    if lines is not None:
+        return replace(placement, queries=lines[0], keys=lines[1])
+    unclear = f"its {queries.tokens} queries ({queries}) and {keys.tokens} keys ({keys}) do not sit on even lines"
+    return replace(placement, pairs=Refusal(RefusalKind.POOLED, unclear))
 
 
-def _with_lines(one: Cells | Refusal, two: Cells | Refusal) -> Cells | None:
-    """Returns the first cells with the lines of the second, if they are the same; else None."""
-    if not isinstance(one, Cells) or not isinstance(two, Cells) or not one.same_as(two):
+def _exact_lines(placement: Placement, exact: Placement, evidence: Evidence) -> tuple[Cells, Cells] | None:
+    """Returns queries and keys with exact lines, if both probes found the same cells and tokens lie on them."""
+    if placement.layout != exact.layout or isinstance(exact.queries, Refusal) or isinstance(exact.keys, Refusal):
         return None
-    return replace(one, origin=two.origin, pitch=two.pitch)
+    patch = torch.minimum(exact.queries.distance, exact.keys.distance)
+    found = []
+    for one, two, responses in (
+        (placement.queries, exact.queries, evidence.queries[0]),
+        (placement.keys, exact.keys, evidence.keys[0]),
+    ):
+        same = isinstance(one, Cells) and one.same_as(two)
+        if not same or not _on_lines(two, split_heads(exact.layout, responses).sum(2), patch):
+            return None
+        found.append(two)
+    return found[0], found[1]
+
+
+def _on_lines(cells: Cells, responses: Tensor, patch: Tensor) -> bool:
+    """Returns whether the centers of tokens lie on the lines of their cells.
+
+    Args:
+        cells: with the measured lines.
+        responses: `(RAMPS, windows, tokens)`.
+        patch: height and width of a patch of the finer side, as parts of the image, `(2,)`.
+    """
+    apart = (measured_centers(responses)[0] - cells.centers) / patch
+    return bool((apart[cells.index >= 0].abs() < MAX_CENTER_ERROR).all())
 
 
 def _same_patches(one: Cells | Refusal, two: Cells | Refusal) -> bool:

@@ -36,8 +36,9 @@ class Placement:
     layout: HeadLayout
     queries: Cells | Refusal
     keys: Cells | Refusal
-    pairs: PairLayout | None = None
-    """Offsets between queries and keys, if the pooling is known that made one side from the patches of the other."""
+    pairs: PairLayout | Refusal | None = None
+    """Offsets between queries and keys, if the pooling is known that made one side from the patches of the other; or
+    why they are not clear."""
 
 
 def decide(evidence: Evidence, aspect: float) -> Placement:

@@ -40,7 +40,7 @@ def pooled_layout(placement: Placement, evidence: Evidence, aspect: float) -> Pa
         if not bool(heard.all()):
             continue
         first = cells.centers[0, lines.prefix]
-        in_patches = (centers - first) / _pitch(cells)
+        in_patches = (centers - first) / cells.distance
         poolings = {
             call.pooling
             for call in evidence.pools
@@ -64,10 +64,6 @@ def raster_lines(cells: Cells) -> TokenLines | None:
     if int((index >= 0).sum()) != count:
         return None
     return TokenLines(cells.rows, cells.columns, (0.0, 0.0), (1, 1), prefix, suffix)
-
-
-def _pitch(cells: Cells) -> Tensor:
-    return torch.tensor(cells.pitch or (1 / cells.rows, 1 / cells.columns), dtype=torch.float64)
 
 
 def _pools(call: PoolCall, lines: TokenLines, aspect: float) -> bool:
