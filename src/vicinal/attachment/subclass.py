@@ -177,7 +177,8 @@ class WithPrior:
         module: Any = self
         if self.prior_pairs is not None:
             pairs, grid = self.prior_pairs, self.prior.grid
-            if image is not None and not same_size(image, site.image):
+            # Windows of a fixed size hold the same pairs on every image.
+            if image is not None and not same_size(image, site.image) and site.size_rule is not SizeRule.FIXED:
                 pairs, grid = site.pairs_at(module, grid, image, queries.shape[-2], keys)
             return PlacedTokens(self.prior.between(pairs, grid))
         if image is None or same_size(image, site.image):

@@ -182,7 +182,8 @@ class _Prober(AttentionObserver):
             call = find_pool_call(pooling, args[0], result, self.images)
             self.pools += [] if call is None else [call]
         sequence = self.exact and isinstance(pooling, SequencePooling)
-        known = sequence or func in (*SPATIAL, *FROM_FIRST, F.unfold, F.group_norm)
+        resampled = self.exact and func is F.interpolate
+        known = sequence or resampled or func in (*SPATIAL, *FROM_FIRST, F.unfold, F.group_norm)
         if known and isinstance(result, Tensor) and args:
             if sequence:  # a map of one row
                 kept = keep_in_place(args[0].unsqueeze(2), result.unsqueeze(2), self.images, pooling).squeeze(2)
