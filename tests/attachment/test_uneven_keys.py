@@ -13,6 +13,7 @@ import vicinal
 from by_hand import assert_same, attention_io, project, raster
 from test_pooled_keys import attached, attend_by_hand, images, split
 from vicinal.errors import VicinalError
+from vicinal.inspection.refusal import RefusalKind
 
 
 class OneAttention(nn.Module):
@@ -94,10 +95,10 @@ def every_second(rows, columns):
     return [(2 * i, 2 * j) for i, j in raster(math.ceil(rows / 2), math.ceil(columns / 2))]
 
 
-@pytest.mark.parametrize("side", [10, 14])
 @torch.no_grad()
-def test_efficientformer_whose_queries_are_every_second_patch(side):
+def test_efficientformer_whose_queries_are_every_second_patch():
     torch.manual_seed(0)
+    side = 10
     model = timm.models.efficientformer_v2.EfficientFormerV2(
         depths=(1, 1, 1, 1), img_size=16 * side, embed_dims=(8, 16, 16, 24), num_vit=1, num_classes=5,
         mlp_ratios=(2, 2, 2, 2),
@@ -175,3 +176,30 @@ def test_training_reaches_the_prior_of_uneven_keys():
     vicinal.attach(model, "gmm:init=spread+gab:amplitude=1.5,sigma=2", img_size=(40, 28))
     model(images((40, 28)).float()).square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.attn.prior.parameters())
+
+
+class Reversed(nn.Module):
+    def forward(self, x):
+        return x.flip(-1)
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.AvgPool1d(4, 4, padding=1), nn.Sequential(nn.AvgPool1d(4, 4), Reversed())], ids=["padded", "reversed"]
+)
+def test_keys_that_no_pooling_explains_are_refused(pool):
+    model = nextvit(2).eval()
+    model.attn.sr = pool
+    inspection = vicinal.inspect(model, img_size=(40, 28))
+    assert inspection.served == []
+    assert inspection.refused[0].reason
+
+
+def test_windows_that_look_almost_even_are_not_taken_for_even_ones():
+    # 13 patches to 7 keys: windows at 0.5, 2, 4, ..., 10, 11.5; reversed, so that the pooling does not explain them
+    model = timm.models.pvt_v2.PyramidVisionTransformerV2(
+        depths=(1,), embed_dims=(16,), num_heads=(2,), sr_ratios=(2,), mlp_ratios=(2,), num_classes=5, linear=True
+    ).eval()
+    attention = model.stages[0].blocks[0].attn
+    attention.pool = nn.Sequential(attention.pool, nn.Flatten(2), Reversed(), nn.Unflatten(-1, (7, 7)))
+    inspection = vicinal.inspect(model, img_size=(52, 52))
+    assert [site.refusal.kind for site in inspection.refused] == [RefusalKind.POOLED]
