@@ -23,6 +23,7 @@ from vicinal.inspection.sites import AttentionSite
 from vicinal.inspection.size_rule import KnownSize, SizeRule, finer_grid, grid_at, lines_at
 from vicinal.priors.base import Prior
 from vicinal.priors.placed import TokenPairs
+from vicinal.token_pooling import PooledTokens
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
 
@@ -38,8 +39,8 @@ class PriorSite:
     """How many of the grid's prefix tokens stand behind the last patch."""
     lattice: tuple[int, int] = (1, 1)
     """Rows and columns of patches of the whole image; more than those of the grid, if that is a window."""
-    lines: tuple[TokenLines, TokenLines] | None = None
-    """Queries and keys on lines of their own, where they do not share a grid."""
+    lines: tuple[TokenLines | PooledTokens, TokenLines | PooledTokens] | None = None
+    """Queries and keys in places of their own, where they do not share a grid."""
     image_key: str = ""
     """Under which `noted_size` finds the size of the current image; empty if it was not noted."""
     image: tuple[int, int] = UNKNOWN
@@ -137,8 +138,8 @@ class PriorSite:
 
 
 @functools.lru_cache(maxsize=32)
-def _pairs_between(queries: TokenLines, keys: TokenLines) -> TokenPairs:
-    """Returns the offsets between queries and keys on lines."""
+def _pairs_between(queries: TokenLines | PooledTokens, keys: TokenLines | PooledTokens) -> TokenPairs:
+    """Returns the offsets between queries and keys in places of their own."""
     return TokenPairs(keys.places[None] - queries.places[:, None])
 
 
@@ -176,7 +177,8 @@ class WithPrior:
         module: Any = self
         if self.prior_pairs is not None:
             pairs, grid = self.prior_pairs, self.prior.grid
-            if image is not None and not same_size(image, site.image):
+            # Windows of a fixed size hold the same pairs on every image.
+            if image is not None and not same_size(image, site.image) and site.size_rule is not SizeRule.FIXED:
                 pairs, grid = site.pairs_at(module, grid, image, queries.shape[-2], keys)
             return PlacedTokens(self.prior.between(pairs, grid))
         if image is None or same_size(image, site.image):

@@ -80,7 +80,7 @@ def cells_at(
 ) -> tuple[Cells, Cells] | None:
     """Returns the cells of queries and keys on images of another size; None if they are not known.
 
-    They are known where tokens stand row by row over the whole image, and their grid follows it.
+    They are known where tokens stand row by row on even lines over the whole image, and their grid follows it.
 
     Args:
         site: on images of the size `before`.
@@ -97,7 +97,8 @@ def cells_at(
         return None
     if isinstance(layout, PairLayout):
         lines = None if layout.lines is None else lines_at(rule, layout.lines, before, image, (queries, keys))
-        return None if lines is None else (_cells(lines[0]), _cells(lines[1]))
+        sides = [] if lines is None else [_cells(side) for side in lines if isinstance(side, TokenLines)]
+        return (sides[0], sides[1]) if len(sides) == 2 else None
     if not layout.is_raster or queries != keys:
         return None
     known = KnownSize(before, layout.grid, (layout.grid.height, layout.grid.width))
@@ -120,8 +121,8 @@ def patch_queries(site: AttentionSite, count: int) -> Tensor | None:
         return None
     if count == cells.tokens:
         return (cells.index >= 0).any(0).nonzero()[:, 0]
-    side: TokenLines | Layout | None = layout.lines[0] if isinstance(layout, PairLayout) and layout.lines else layout
-    if side is None or not (isinstance(side, TokenLines) or side.is_raster):
+    side = layout.lines[0] if isinstance(layout, PairLayout) and layout.lines else layout
+    if not isinstance(side, TokenLines) and not (isinstance(side, Layout) and side.is_raster):
         raise VicinalError(
             f"{site.name} has {count} queries, {cells.tokens} when it was inspected: give the img_size in use"
         )
