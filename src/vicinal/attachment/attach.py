@@ -183,7 +183,7 @@ def _note_image_size(inspection: Inspection, sites: list[AttentionSite]) -> None
     size = noted_size(hooks[0].key)
     for site in sites:
         module: Any = site.module
-        if size is not None and site.layout is not None:
+        if isinstance(size, tuple) and site.layout is not None:
             rule, raster = inspection.size_rules[site.name], site.layout.is_raster
             module.prior_site = module.prior_site.on_images(module, hooks[0].key, size, rule, raster)
 

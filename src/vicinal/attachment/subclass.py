@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.interceptor import PlacedTokens, PriorInterceptor
+from vicinal.attachment.patch_prior import prior_of_patches
 from vicinal.cells import Cells, Layout, PairLayout, TokenLines, raster_order
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid, same_size
 from vicinal.inspection.attention_mode import Step
 from vicinal.inspection.head_layout import HeadLayout
-from vicinal.inspection.image_context import UNKNOWN, SizeRecords, in_backward, is_tracing, noted_size
+from vicinal.inspection.image_context import UNKNOWN, NotedSize, SizeRecords, in_backward, is_tracing, noted_size
+from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.sites import AttentionSite
 from vicinal.inspection.size_rule import KnownSize, SizeRule, finer_grid, grid_at, lines_at
 from vicinal.priors.base import Prior
@@ -113,6 +115,17 @@ class PriorSite:
             raise self._unknown_grid(module, grid, image, f"{queries} queries and {keys} keys")
         return _pairs_between(*found), finer_grid(*found)
 
+    def check_patches(self, module: nn.Module, prior: Prior, coordinates: PatchCoordinates, tokens: int) -> None:
+        """Raises VicinalError if the tokens of a module are not known to be the patches behind its prefix tokens."""
+        follows = self.size_rule in (SizeRule.FOLLOWS, SizeRule.UNTRIED) and not self._changed(module)
+        other = self.lines is not None or self.suffix or self.head_layout.windows > 1
+        if not follows or other or tokens != prior.grid.prefix + coordinates.patches:
+            raise VicinalError(
+                f"the prior of {self.name} was attached for images of {self.image[0]} x {self.image[1]}, got "
+                f"{coordinates}, and its {tokens} tokens are not known to be {prior.grid.prefix} prefix tokens and "
+                "these patches in their order: give images, or detach"
+            )
+
     def _changed(self, module: nn.Module) -> str:
         """Returns the name of a size that the module kept at `attach` and that is another one now, or an empty text."""
         return next((name for name, value in self.settings if getattr(module, name, None) != value), "")
@@ -121,7 +134,8 @@ class PriorSite:
         wanted = f"the prior of {self.name} was attached for images of {self.image[0]} x {self.image[1]}"
         if image == UNKNOWN:
             return VicinalError(
-                f"{wanted}; this call gave the model no image, so the places of its tokens are not known"
+                f"{wanted}; this call gave the model neither images nor coordinates of patches, so the places of its "
+                "tokens are not known"
             )
         why = f"its {tokens} form no grid there that follows from {grid}"
         if self.size_rule is SizeRule.UNKNOWN:
@@ -174,6 +188,9 @@ class WithPrior:
         site = self.prior_site
         image = self._image_size(queries)
         module: Any = self
+        if isinstance(image, PatchCoordinates):
+            site.check_patches(module, self.prior, image, queries.shape[-2])
+            return PlacedTokens(prior_of_patches(site.name, self.prior, image, queries.device))
         if self.prior_pairs is not None:
             pairs, grid = self.prior_pairs, self.prior.grid
             if image is not None and not same_size(image, site.image):
@@ -188,8 +205,8 @@ class WithPrior:
         order = None if order is None else order.to(queries.device)
         return PlacedTokens(self.prior.on(grid), order, None if order is None else order.argsort())
 
-    def _image_size(self, queries: Tensor) -> tuple[int, int] | None:
-        """Returns height and width of the image that queries `(..., tokens, dim)` are of; None if not noted."""
+    def _image_size(self, queries: Tensor) -> NotedSize | None:
+        """Returns the size of the image that queries `(..., tokens, dim)` are of; None if not noted."""
         key = self.prior_site.image_key
         if not key or is_tracing():
             return None

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vicinal.cells import Cells
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_tap import Tap, find_attention, tap
-from vicinal.inspection.image_context import ImageSizeHook, noted_size
+from vicinal.inspection.image_context import ImageSizeHook, noted_size, size_text
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize
 from vicinal.inspection.refusal import Refusal
@@ -122,7 +122,7 @@ class PatchAttention:
         if noted is not None and sizes and noted not in sizes:
             height, width = self._inspection.runner.image
             raise VicinalError(
-                f"the model was inspected on images of {height} x {width}, got {noted[0]} x {noted[1]}: "
+                f"the model was inspected on images of {height} x {width}, got {size_text(noted)}: "
                 "give the img_size in use"
             )
 
