@@ -254,3 +254,20 @@ def test_patches_dropped_in_the_model_raise():
     model.patch_drop = timm.layers.PatchDropoutWithIndices(0.5, num_prefix_tokens=PREFIX)
     with pytest.raises(VicinalError, match=r"blocks.0.attn.*17 tokens"):
         model(mixed())
+
+
+@torch.no_grad()
+def test_a_trace_raises_instead_of_keeping_the_coordinates_of_one_call():
+    model, given = attached(), cut(picture(6, 6))
+    with pytest.raises(VicinalError, match="takes images only"):
+        torch.jit.trace(model, (given["patches"], given["patch_coord"], given["patch_valid"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_a_compiled_model_follows_the_coordinates(make):
+    model = attached(**make)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    for given in (mixed(), batch(cut(picture(6, 4)), cut(picture(6, 4).flip(1))), mixed(), picture(4, 6)[None]):
+        torch.testing.assert_close(compiled(given), model(given), atol=1e-12, rtol=0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.interceptor import PlacedTokens, PriorInterceptor
-from vicinal.attachment.patch_prior import prior_of_patches
+from vicinal.attachment.patch_prior import prior_of_patches, run_eagerly
 from vicinal.cells import Cells, Layout, PairLayout, TokenLines, raster_order
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid, same_size
@@ -115,16 +115,10 @@ class PriorSite:
             raise self._unknown_grid(module, grid, image, f"{queries} queries and {keys} keys")
         return _pairs_between(*found), finer_grid(*found)
 
-    def check_patches(self, module: nn.Module, prior: Prior, coordinates: PatchCoordinates, tokens: int) -> None:
-        """Raises VicinalError if the tokens of a module are not known to be the patches behind its prefix tokens."""
+    def keeps_patches(self, module: nn.Module) -> bool:
+        """Returns whether its tokens are prefix tokens and then the patches that the model was given, in order."""
         follows = self.size_rule in (SizeRule.FOLLOWS, SizeRule.UNTRIED) and not self._changed(module)
-        other = self.lines is not None or self.suffix or self.head_layout.windows > 1
-        if not follows or other or tokens != prior.grid.prefix + coordinates.patches:
-            raise VicinalError(
-                f"the prior of {self.name} was attached for images of {self.image[0]} x {self.image[1]}, got "
-                f"{coordinates}, and its {tokens} tokens are not known to be {prior.grid.prefix} prefix tokens and "
-                "these patches in their order: give images, or detach"
-            )
+        return follows and self.lines is None and not self.suffix and self.head_layout.windows == 1
 
     def _changed(self, module: nn.Module) -> str:
         """Returns the name of a size that the module kept at `attach` and that is another one now, or an empty text."""
@@ -189,8 +183,8 @@ class WithPrior:
         image = self._image_size(queries)
         module: Any = self
         if isinstance(image, PatchCoordinates):
-            site.check_patches(module, self.prior, image, queries.shape[-2])
-            return PlacedTokens(prior_of_patches(site.name, self.prior, image, queries.device))
+            known = site.keeps_patches(module)
+            return PlacedTokens(prior_of_patches(site.name, self.prior, image, queries, known))
         if self.prior_pairs is not None:
             pairs, grid = self.prior_pairs, self.prior.grid
             if image is not None and not same_size(image, site.image):
@@ -204,6 +198,10 @@ class WithPrior:
         order = raster_order(grid, site.suffix)
         order = None if order is None else order.to(queries.device)
         return PlacedTokens(self.prior.on(grid), order, None if order is None else order.argsort())
+
+    def has_patches(self) -> bool:
+        """Returns whether the current call gave the model patches that were cut before."""
+        return isinstance(noted_size(self.prior_site.image_key), PatchCoordinates)
 
     def _image_size(self, queries: Tensor) -> NotedSize | None:
         """Returns the size of the image that queries `(..., tokens, dim)` are of; None if not noted."""
@@ -221,6 +219,8 @@ class WithPrior:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the original forward with the prior at its logits."""
+        if torch.compiler.is_compiling() and self.has_patches():
+            return run_eagerly(self.forward, *args, **kwargs)
         mode = PriorInterceptor(self.place_prior, self.prior_site.head_layout, self.prior_site.steps)
         with mode:
             result = super().forward(*args, **kwargs)  # type: ignore[misc]

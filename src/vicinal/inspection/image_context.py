@@ -57,6 +57,7 @@ class ImageSizeHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes the size."""
         if is_tracing():  # sizes are tensors then
+            given_coordinates(module, args, kwargs)
             return
         shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         maps = [shape for shape in shapes if len(shape) == self.axes]

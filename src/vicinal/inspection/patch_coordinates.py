@@ -105,4 +105,6 @@ def given_coordinates(module: nn.Module, args: Sequence[Any], kwargs: dict[str, 
     coordinates, valid = given.get("patch_coord"), given.get("patch_valid")
     if not isinstance(coordinates, Tensor):
         return None
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        raise VicinalError("coordinates of patches would be constants of a trace: torch.jit.trace takes images only")
     return PatchCoordinates(coordinates, valid if isinstance(valid, Tensor) else None)
