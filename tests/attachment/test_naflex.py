@@ -256,6 +256,7 @@ def test_patches_dropped_in_the_model_raise():
         model(mixed())
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
 @torch.no_grad()
 def test_a_trace_raises_instead_of_keeping_the_coordinates_of_one_call():
     model, given = attached(), cut(picture(6, 6))
@@ -264,6 +265,7 @@ def test_a_trace_raises_instead_of_keeping_the_coordinates_of_one_call():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo, at a graph break in timm's embedding
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_a_compiled_model_follows_the_coordinates(make):
     model = attached(**make)
