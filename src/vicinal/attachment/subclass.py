@@ -145,6 +145,7 @@ class PriorSite:
 
 
 @functools.lru_cache(maxsize=32)
+@torch.inference_mode(False)  # autograd keeps indices for backward, which it refuses of inference tensors
 def _pairs_between(queries: TokenLines, keys: TokenLines) -> TokenPairs:
     """Returns the offsets between queries and keys on lines."""
     return TokenPairs(keys.places[None] - queries.places[:, None])
