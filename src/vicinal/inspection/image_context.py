@@ -180,6 +180,7 @@ class ImageModules:
     def __init__(self, runner: ModelRunner) -> None:
         self.model = runner.model
         self._axes, self._channels = len(runner.shape) + 1, runner.shape[0]
+        self._image = runner.image
         self._given: dict[nn.Module, tuple[int, int]] = {}
         self._done = False
         self._hooks: list[Any] = []
@@ -206,6 +207,8 @@ class ImageModules:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         size = self._image_size((*args, *kwargs.values()))
+        if size is None and given_coordinates(module, args, kwargs) is not None:
+            size = self._image
         if not self._done and module not in self._given and size is not None:
             self._given[module] = size
 

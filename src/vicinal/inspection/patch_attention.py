@@ -11,6 +11,7 @@ from vicinal.inspection.attention_tap import Tap, find_attention, tap
 from vicinal.inspection.image_context import ImageSizeHook, noted_size, size_text
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize
+from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.refusal import Refusal
 from vicinal.inspection.sites import AttentionSite
 
@@ -119,6 +120,9 @@ class PatchAttention:
     def _check_image(self) -> None:
         """Raises VicinalError if the last image had another size than the model was inspected on."""
         noted, sizes = noted_size(self._size_hook.key), self._inspection.image_modules.values()
+        keys = self.layer.keys
+        if isinstance(noted, PatchCoordinates) and isinstance(keys, Cells) and noted.is_raster(keys.rows, keys.columns):
+            return
         if noted is not None and sizes and noted not in sizes:
             height, width = self._inspection.runner.image
             raise VicinalError(

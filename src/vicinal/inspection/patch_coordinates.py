@@ -55,6 +55,11 @@ class PatchCoordinates:
         """Number of patches of each image, padding included."""
         return self.places.shape[1]
 
+    def is_raster(self, rows: int, columns: int) -> bool:
+        """Returns whether the patches of every image are those of a grid, row by row and without padding."""
+        layouts = [patch_layout(places, 0) for places, _ in self.groups()]
+        return all(type(x) is Layout and x.order is None and x.grid == Grid(rows, columns) for x in layouts)
+
     def groups(self) -> list[tuple[Tensor, list[int]]]:
         """Returns the different places, `(patches, 2)` each, and the indices of the images whose patches sit there."""
         found: dict[bytes, list[int]] = {}
@@ -94,7 +99,8 @@ def patch_layout(places: Tensor, prefix: int) -> Layout:
 def given_coordinates(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> PatchCoordinates | None:
     """Returns the coordinates of the patches that a module is given; None if it is given none.
 
-    timm's NaFlex embedding takes `patch_coord`, rows and columns of patches, and `patch_valid`.
+    timm's NaFlex embedding takes `patch_coord`, rows and columns of patches, and `patch_valid`. That of SigLIP 2 in
+    transformers takes `pixel_values`, patches row by row, and `spatial_shapes`, numbers of rows and columns.
 
     Args:
         module: whose forward is about to run.
@@ -103,6 +109,10 @@ def given_coordinates(module: nn.Module, args: Sequence[Any], kwargs: dict[str, 
     """
     given = dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
     coordinates, valid = given.get("patch_coord"), given.get("patch_valid")
+    shapes, patches = given.get("spatial_shapes"), given.get("pixel_values")
+    if isinstance(shapes, Tensor) and isinstance(patches, Tensor) and patches.dim() == 3:
+        number, (rows, columns) = torch.arange(patches.shape[1]), shapes.detach().cpu()[..., None].unbind(1)
+        coordinates, valid = torch.stack([number // columns, number % columns], -1), number < rows * columns
     if not isinstance(coordinates, Tensor):
         return None
     if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
