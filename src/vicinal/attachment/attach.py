@@ -17,6 +17,7 @@ from vicinal.inspection.image_context import ImageSizeHook, noted_size
 from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize, eval_without_side_effects, uncompiled
+from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.sites import AttentionSite
 from vicinal.priors import Prior, build_prior
 from vicinal.text_table import text_table
@@ -183,7 +184,8 @@ def _note_image_size(inspection: Inspection, sites: list[AttentionSite]) -> None
             if not any(isinstance(m, WithPrior) and m not in modules for m in model.modules()):
                 hooks[0].remove(model)
             raise
-    size = noted_size(hooks[0].key)
+    noted = noted_size(hooks[0].key)
+    size = runner.image if isinstance(noted, PatchCoordinates) else noted
     for site in sites:
         module: Any = site.module
         if size is not None and site.layout is not None:

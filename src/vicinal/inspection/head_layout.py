@@ -7,6 +7,8 @@ from enum import Enum
 
 from torch import Tensor
 
+from vicinal.errors import VicinalError
+
 __all__ = ["Factor", "HeadLayout"]
 
 
@@ -53,13 +55,18 @@ class HeadLayout:
         Args:
             operation: elementwise, such as `torch.mul`.
             logits: `(..., queries, keys)`.
-            values: of a prior, `(heads, queries, keys)`.
+            values: of a prior, `(heads, queries, keys)`, or `(images, heads, queries, keys)` of global attention.
             turn: which of the heads, where they take turns.
         """
         if self.turns > 1:
-            values = values[turn : turn + 1]
+            values = values[..., turn : turn + 1, :, :]
         if self.shared is not None:
-            values = values[list(self.shared)]
+            values = values[..., list(self.shared), :, :]
+        if values.dim() == 4:
+            images = self.standard(logits)
+            if len(values) not in (1, len(images)):
+                raise VicinalError(f"a prior with places of {len(values)} images got logits of {len(images)} images")
+            return self.restore(operation(images, values[:, None]), tuple(logits.shape[:-2]))
         if self._heads_stand_alone:  # broadcast; splits of other axes do not matter
             sizes = [_size(axis) if self._holds_heads(axis) else 1 for axis in self.axes]
             first = next((place for place, size in enumerate(sizes) if size > 1), len(sizes))

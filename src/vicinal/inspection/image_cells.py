@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vicinal.cells import Cells, Layout, PairLayout, TokenLines
 from vicinal.errors import VicinalError
-from vicinal.inspection.image_context import UNKNOWN, ImageSizeHook, noted_size
+from vicinal.inspection.image_context import UNKNOWN, ImageSizeHook, NotedSize, noted_size, size_text
 from vicinal.inspection.model_inspection import Inspection, without_priors
 from vicinal.inspection.model_runner import eval_without_side_effects, in_full_precision
 from vicinal.inspection.sites import AttentionSite
@@ -40,8 +40,8 @@ class ImageWatch:
         return next(iter(self._inspection.image_modules.values()), self._inspection.runner.image)
 
     @property
-    def other(self) -> tuple[int, int] | None:
-        """Height and width of the last image, if the model was inspected on none of that size; else None."""
+    def other(self) -> NotedSize | None:
+        """Size of the last image, if the model was inspected on none of that size; else None."""
         noted, sizes = noted_size(self._hook.key), self._inspection.image_modules.values()
         return noted if noted is not None and sizes and noted not in sizes else None
 
@@ -51,7 +51,7 @@ class ImageWatch:
         if size == UNKNOWN:
             return VicinalError(f"this call gave the model no image, so the places of tokens in {name} are not known")
         return VicinalError(
-            f"the model was inspected on images of {height} x {width}, got {size[0]} x {size[1]}, and where tokens of "
+            f"the model was inspected on images of {height} x {width}, got {size_text(size)}, and where tokens of "
             f"{name} sit there is not known: give the img_size in use"
         )
 

@@ -11,6 +11,7 @@ from vicinal.inspection.attention_tap import find_attention, tap
 from vicinal.inspection.image_cells import cells_at, find_size_rule
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize
+from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.refusal import Refusal
 from vicinal.inspection.sites import AttentionSite
 
@@ -122,10 +123,16 @@ class PatchAttention:
         Raises VicinalError if they are not known.
         """
         site, watch = self.layer, self._reader.watch
-        if watch.other is None:
-            assert isinstance(site.keys, Cells)
-            return site.queries if isinstance(site.queries, Cells) else site.keys, site.keys
-        found = cells_at(site, self._size_rule, watch.inspected, watch.other, self._queries, keys)
+        assert isinstance(site.keys, Cells)
+        other = watch.other
+        as_inspected = site.queries if isinstance(site.queries, Cells) else site.keys, site.keys
+        found: tuple[Cells, Cells] | None
+        if other is None:
+            found = as_inspected
+        elif isinstance(other, PatchCoordinates):
+            found = as_inspected if other.is_raster(site.keys.rows, site.keys.columns) else None
+        else:
+            found = cells_at(site, self._size_rule, watch.inspected, other, self._queries, keys)
         if found is None:
             raise watch.unknown_places(site.name)
         return found
