@@ -62,9 +62,8 @@ def test_a_map_of_attention_is_of_the_shape_that_was_inspected():
     with patch_attention(model, layer=0, img_size=(64, 96)) as attention:
         model(picture(4, 6)[None])
         assert attention.map.shape == (1, 4, 6)
-        model(picture(6, 4)[None])
-    with pytest.raises(VicinalError, match="inspected on images of 64 x 96, got patches cut before"):
-        _ = attention.map
+        with pytest.raises(VicinalError, match="inspected on images of 64 x 96, got patches cut before"):
+            model(picture(6, 4)[None])
 
 
 def test_an_example_of_other_patches_raises():
