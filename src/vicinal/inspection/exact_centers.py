@@ -14,7 +14,7 @@ from vicinal.inspection.refusal import Refusal, RefusalKind
 
 __all__ = ["needs_exact_centers", "with_exact_centers"]
 
-MAX_LINE_ERROR = 0.35  # patches, of a measured center from its line; uneven windows lie half a patch beside even ones
+MAX_LINE_ERROR = 0.35  # patches, of a line from even spacing; uneven windows lie half a patch beside even ones
 
 
 def needs_exact_centers(placement: Placement, evidence: Evidence) -> bool:
@@ -69,15 +69,21 @@ def _exact_lines(placement: Placement, exact: Placement, evidence: Evidence) -> 
 
 
 def _on_lines(cells: Cells, responses: Tensor, patch: Tensor) -> bool:
-    """Returns whether the centers of tokens lie on the lines of their cells.
+    """Returns whether rows and columns of tokens lie on the lines of their cells, on average over each line.
 
     Args:
         cells: with the measured lines.
         responses: `(RAMPS, windows, tokens)`.
         patch: height and width of a patch of the finer side, as parts of the image, `(2,)`.
     """
-    apart = (measured_centers(responses)[0] - cells.centers) / patch
-    return bool((apart[cells.index >= 0].abs() < MAX_LINE_ERROR).all())
+    placed = cells.index >= 0
+    apart = ((measured_centers(responses)[0] - cells.centers) / patch)[placed]
+    for axis in (0, 1):
+        line = cells.coordinates[placed][:, axis]
+        means = torch.zeros(int(line.max()) + 1, dtype=apart.dtype).index_add(0, line, apart[:, axis]) / line.bincount()
+        if not bool((means.abs() < MAX_LINE_ERROR).all()):
+            return False
+    return True
 
 
 def _same_patches(one: Cells | Refusal, two: Cells | Refusal) -> bool:

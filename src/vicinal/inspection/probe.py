@@ -48,7 +48,7 @@ SPATIAL = {
 }
 
 FROM_FIRST = {F.grid_sample}  # takes values from places that depend on the content
-MAXIMA = {torch.amax, torch.Tensor.amax}  # pool tokens where no map is formed
+MAXIMA = {torch.amax, torch.Tensor.amax, torch.max, torch.Tensor.max}  # pool tokens where no map is formed
 
 
 Key = tuple[nn.Module, int, int, int]
@@ -198,8 +198,13 @@ class _Prober(AttentionObserver):
                 kept = keep_in_place(args[0], result, self.images, kernels)
             kept._attention_marks = getattr(result, "_attention_marks", ())  # type: ignore[attr-defined]
             return kept
-        if self.exact and func in MAXIMA and isinstance(result, Tensor) and len(args) + len(kwargs) == 2:
-            return keep_maxima_in_place(args[0], result, self.images, args[1] if len(args) > 1 else kwargs["dim"])
+        if self.exact and func in MAXIMA and len(args) + len(kwargs) == 2 and args:
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            if isinstance(result, torch.return_types.max):
+                values = keep_maxima_in_place(args[0], result[0], self.images, dim)
+                return torch.return_types.max((values, result[1]))
+            if isinstance(result, Tensor):
+                return keep_maxima_in_place(args[0], result, self.images, dim)
         return result
 
     def _collect(self, call: AttentionCall) -> None:
