@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
+from vicinal.token_pooling import PooledTokens
 
 __all__ = ["Cells", "Layout", "PairLayout", "TokenLines", "raster_order"]
 
@@ -45,11 +46,15 @@ class Cells:
         return torch.stack([row, column], -1).masked_fill(self.index[..., None] < 0, -1)
 
     @property
+    def distance(self) -> Tensor:
+        """Returns the distance of neighboring centers as parts of the image's height and width, `(2,)`."""
+        return torch.tensor(self.pitch or (1 / self.rows, 1 / self.columns), dtype=torch.float64)
+
+    @property
     def centers(self) -> Tensor:
         """Returns each token's center as parts of the image, `(windows, tokens, 2)`; NaN without a place."""
         origin = torch.tensor(self.origin or (0.5 / self.rows, 0.5 / self.columns), dtype=torch.float64)
-        pitch = torch.tensor(self.pitch or (1 / self.rows, 1 / self.columns), dtype=torch.float64)
-        return (origin + pitch * self.coordinates).masked_fill(self.index[..., None] < 0, torch.nan)
+        return (origin + self.distance * self.coordinates).masked_fill(self.index[..., None] < 0, torch.nan)
 
     def same_as(self, other: "Cells") -> bool:
         """Returns whether every token sits in the same cell of the same lattice."""
@@ -140,8 +145,8 @@ class PairLayout(Layout):
 
     offsets: Tensor = field(default_factory=lambda: torch.empty(0, 0, 2))
     """From query to key, in patches of the finer side: `(queries, keys, 2)`; NaN for a pair without a place."""
-    lines: tuple[TokenLines, TokenLines] | None = None
-    """Queries and keys, where both stand row by row over the whole image."""
+    lines: tuple[TokenLines | PooledTokens, TokenLines | PooledTokens] | None = None
+    """Queries and keys, where both stand row by row over the whole image, or pool the patches of such a map."""
     text: str = ""
 
     @property

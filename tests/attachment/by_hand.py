@@ -65,7 +65,7 @@ def heads_by_hand(module, x):
     """Returns q, k and v, each `(batch, heads, tokens, dim)`, of a module of timm, transformers or torch."""
     x = x.double()
     separate = [("q_proj", "k_proj", "v_proj"), ("query", "key", "value")]
-    names = next((names for names in separate if hasattr(module, names[0])), None)
+    names = next((names for names in separate if getattr(module, names[0], None) is not None), None)
     if names is not None:
         layers = [getattr(module, name) for name in names]
         qkv = [x @ each.weight.double().T + (0 if each.bias is None else each.bias.double()) for each in layers]

@@ -129,7 +129,16 @@ FAMILIES = [
         {"Attention, 16 windows of 14 x 14": 2, "Attention, 4 windows of 14 x 14": 2, "Attention, 14 x 14": 8},
         0,
     ),
-    ("nextvit_small", None, {"EfficientAttention, 7 x 7": 1}, 3),
+    (
+        "nextvit_small",
+        None,
+        {
+            "EfficientAttention, 28 x 28, keys pooled to 49": 1,
+            "EfficientAttention, 14 x 14, keys pooled to 49": 2,
+            "EfficientAttention, 7 x 7": 1,
+        },
+        0,
+    ),
     (
         "pit_ti_224",
         64,

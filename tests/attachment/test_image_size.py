@@ -45,34 +45,6 @@ def test_modules_in_front_of_the_model_do_not_hide_the_size():
     assert torch.equal(model[1](x), wide[1](x))
 
 
-def cut(x, rows, columns, tokens):
-    """Returns patches as NaFlex takes them, with padding behind them up to `tokens`."""
-    patches = x.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 4, 5, 1).reshape(len(x), rows * columns, -1)
-    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).expand(len(x), -1, -1)
-    more = (0, 0, 0, tokens - rows * columns)
-    valid = torch.arange(tokens).expand(len(x), -1) < rows * columns
-    return {
-        "patches": nn.functional.pad(patches, more),
-        "patch_coord": nn.functional.pad(places, more),
-        "patch_valid": valid,
-    }
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(4, 16), (5, 9)])
-@torch.no_grad()
-def test_patches_cut_by_somebody_else_have_no_known_places(rows, columns):
-    model = timm.create_model("naflexvit_base_patch16_gap", depth=2, embed_dim=48, num_heads=4, num_classes=5).eval()
-    table = vicinal.attach(model, "gab", img_size=128)
-    assert [layer.place for layer in table.layers] == ["8 x 8 + 4 prefix"] * 2
-    expected = model(torch.ones(SQUARE))
-    given = cut(torch.randn(2, 3, 16 * rows, 16 * columns), rows, columns, 64)
-    with pytest.raises(VicinalError, match="128 x 128"):
-        model(given)
-    assert torch.equal(model(torch.ones(SQUARE)), expected)
-    vicinal.detach(model)
-    model(given)
-
-
 def in_a_thread(function):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(function).result()

@@ -106,7 +106,12 @@ def test_hiera_has_mask_units_and_a_permuted_global_stage(spec):
     assert [divmod(int(cell), 16) for cell in model.unroll(x)[0, :, 0]] == unrolled(16, 2)
     table = vicinal.attach(model, spec, img_size=64)
     grids = {layer.name: layer.place for layer in table.layers}
-    assert grids == {"blocks.0.attn": "16 windows of 4 x 4", "blocks.2.attn": "8 x 8"}
+    assert grids == {
+        "blocks.0.attn": "16 windows of 4 x 4",
+        "blocks.1.attn": "16 windows of 4 queries, 16 keys",  # by hand in test_pooled_keys
+        "blocks.2.attn": "8 x 8",
+        "blocks.3.attn": "4 x 4, keys 8 x 8",
+    }
     pixels = noise(2, 3, 64, 64)
 
     module = model.blocks[0].attn  # tokens (16 in a unit, 16 units)

@@ -205,3 +205,14 @@ def test_training_reaches_the_prior_and_a_saved_state_loads(tmp_path):
     with torch.no_grad():
         x = images((64, 64)).float()
         torch.testing.assert_close(compiled(x), other(x), atol=1e-5, rtol=1e-4)
+
+
+def test_offsets_made_in_inference_serve_training():
+    model = timm.models.pvt_v2.PyramidVisionTransformerV2(
+        depths=(1,), embed_dims=(16,), num_heads=(2,), sr_ratios=(4,), mlp_ratios=(2,), num_classes=5
+    )
+    model, x = attached(model, (64, 64)), images((32, 160))  # a size that no other test has, since offsets are kept
+    with torch.inference_mode():
+        model(x)
+    model(x).sum().backward()
+    assert model.stages[0].blocks[0].attn.prior.parts[0].flat_sigma.grad.abs().sum() > 0

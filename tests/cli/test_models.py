@@ -5,7 +5,7 @@ import pytest
 import timm
 
 from vicinal import VicinalError
-from vicinal.attachment.coverage import inspect_model, inspect_or_skip
+from vicinal.attachment.coverage import families, inspect_model, inspect_or_skip, timm_survey
 from vicinal.attachment.coverage_page import coverage_page
 from vicinal.attachment.survey import NO_MEMORY, Finding, Limits, RefusedLayers, SurveyProcess, read_notes
 from vicinal.cli.main import main
@@ -111,6 +111,25 @@ def test_a_model_that_takes_too_long_is_noted(tmp_path, capsys):
     assert main(words) == 0
     assert [finding.skipped for finding in read_notes(notes)] == ["it takes longer than 0.01 s"]
     assert "| test_vit | it takes longer than 0.01 s |" in out.read_text()
+
+
+def test_a_survey_without_time_counts_what_was_noted(tmp_path, capsys):
+    out, notes = tmp_path / "page.md", tmp_path / "notes.jsonl"
+    known = [Finding("test_vit2", "f", 1, (8, 8), spatial=2, spatial_served=2, version=timm.__version__)]
+    notes.write_text("".join(f"{each.to_json()}\n" for each in known))
+    words = ["models", "test_vit*", "--coverage", "--out", str(out), "--notes", str(notes), "--minutes", "0"]
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"0 of 1 models take a prior; 3 not reached; wrote {out}\n"
+    assert read_notes(notes) == known
+    assert "- 4 models: 1 examined, 0 not (too large, mostly), 3 not reached yet." in out.read_text()
+    assert "2 of 2 spatial layers take a prior" in out.read_text()
+
+
+def test_a_survey_goes_through_all_families_first(tmp_path):
+    names = list(timm_survey("*", tmp_path / "notes", limit=1, memory=1, seconds=1).families)
+    known = families()
+    assert len({known[name] for name in names[: len(set(known.values()))]}) == len(set(known.values()))
+    assert sorted(names) == sorted(known)
 
 
 def process_number(name, family):

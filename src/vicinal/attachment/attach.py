@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vicinal.attachment.dry_run import inspect, verified
+from vicinal.attachment.placing_inputs import find_placing_inputs, remove_input_hooks, require_inputs
 from vicinal.attachment.subclass import PriorSite, WithPrior, give_prior, original_class, take_prior
 from vicinal.cells import PairLayout
 from vicinal.errors import VicinalError
@@ -16,6 +17,7 @@ from vicinal.inspection.image_context import ImageSizeHook, noted_size
 from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize, eval_without_side_effects, uncompiled
+from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.sites import AttentionSite
 from vicinal.priors import Prior, build_prior
 from vicinal.text_table import text_table
@@ -134,6 +136,7 @@ def attach(
         raise VicinalError(_nothing(model, left))
     kept = [(site, each) for site, each in zip(chosen, built, strict=True) if site.name not in unfit]
     chosen, built = [site for site, _ in kept], [each for _, each in kept]
+    placing = find_placing_inputs(inspection, chosen)
     for site, its_prior in zip(chosen, built, strict=True):
         device = next((parameter.device for parameter in site.module.parameters()), None)
         its_prior.to(device=device).train(site.module.training)
@@ -141,6 +144,7 @@ def attach(
         give_prior(site.module, its_prior, PriorSite.of(site), site.layout)
     try:
         _note_image_size(inspection, chosen)
+        require_inputs(inspection, placing)
     except BaseException:
         for site in chosen:
             take_prior(site.module)
@@ -180,7 +184,8 @@ def _note_image_size(inspection: Inspection, sites: list[AttentionSite]) -> None
             if not any(isinstance(m, WithPrior) and m not in modules for m in model.modules()):
                 hooks[0].remove(model)
             raise
-    size = noted_size(hooks[0].key)
+    noted = noted_size(hooks[0].key)
+    size = runner.image if isinstance(noted, PatchCoordinates) else noted
     for site in sites:
         module: Any = site.module
         if size is not None and site.layout is not None:
@@ -208,6 +213,7 @@ def detach(model: nn.Module) -> int:
         take_prior(module)
     for hook in _image_size_hooks(model):
         hook.remove(model)
+    remove_input_hooks(model)
     return len(modules)
 
 

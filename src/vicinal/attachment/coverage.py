@@ -2,6 +2,7 @@
 
 import fnmatch
 import functools
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -63,7 +64,7 @@ def inspect_or_skip(name: str, family: str, limit: int) -> Finding:
 
 
 def timm_survey(pattern: str, notes: Path, *, limit: int, memory: int, seconds: float) -> Survey:
-    """Returns a survey of every timm model whose name fits.
+    """Returns a survey of every timm model whose name fits: the first of each family, then the second, and so on.
 
     Args:
         pattern: of names, such as `swin*`.
@@ -73,7 +74,13 @@ def timm_survey(pattern: str, notes: Path, *, limit: int, memory: int, seconds: 
         seconds: time for one model.
     """
     known = families()
-    fitting = {name: known[name] for name in sorted(known) if fnmatch.fnmatch(name, pattern)}
+    names = [name for name in sorted(known) if fnmatch.fnmatch(name, pattern)]
+    before: Counter[str] = Counter()
+    rank = {}  # so that a survey that ends early has been in all families
+    for name in names:
+        rank[name] = before[known[name]]
+        before[known[name]] += 1
+    fitting = {name: known[name] for name in sorted(names, key=rank.__getitem__)}
     if not fitting:
         raise VicinalError(f"no timm model is named {pattern!r}; 'vicinal models' lists families")
     return Survey(

@@ -15,15 +15,17 @@ import timm  # noqa: E402
 __all__ = ["coverage_page"]
 
 
-def coverage_page(findings: Sequence[Finding], limit: int) -> str:
+def coverage_page(findings: Sequence[Finding], limit: int, unreached: int = 0) -> str:
     """Returns the findings of a survey as a page of Markdown.
 
     Args:
         findings: one for each model.
         limit: number of parameters above which models were not examined.
+        unreached: number of models that the survey had no time for.
     """
+    findings = sorted(findings, key=lambda finding: (finding.family, finding.model))
     examined = [finding for finding in findings if not finding.skipped]
-    lines = _summary(findings, examined, limit)
+    lines = _summary(findings, examined, limit, unreached)
     lines += ["| family | models | spatial layers | take a prior | classes | left alone, and why |"]
     lines += ["|---|---|---|---|---|---|"]
     attention = [finding for finding in examined if finding.spatial or finding.served or finding.refused]
@@ -49,7 +51,7 @@ def coverage_page(findings: Sequence[Finding], limit: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _summary(findings: Sequence[Finding], examined: Sequence[Finding], limit: int) -> list[str]:
+def _summary(findings: Sequence[Finding], examined: Sequence[Finding], limit: int, unreached: int) -> list[str]:
     """Returns the lines above the table."""
     attention = [finding for finding in examined if finding.spatial]
     served = [finding for finding in attention if finding.spatial_served]
@@ -66,7 +68,8 @@ def _summary(findings: Sequence[Finding], examined: Sequence[Finding], limit: in
         "A layer is spatial if `src/vicinal/attachment/timm_attention.py` says so of its class. That table was written"
         " from timm's source: patches attend to patches, also where keys are pooled.",
         "",
-        f"- {len(findings)} models: {len(examined)} examined, {len(findings) - len(examined)} not (too large, mostly).",
+        f"- {len(findings) + unreached} models: {len(examined)} examined, {len(findings) - len(examined)} not (too"
+        " large, mostly)" + (f", {unreached} not reached yet." if unreached else "."),
         f"- {len(attention)} have spatial layers. {len(served)} of them take a prior"
         f" ({len(served) - len(windows)} on global grids only, {len(windows)} on windows too);"
         f" in {len(whole)} every spatial layer does.",
@@ -114,6 +117,6 @@ def _cell(models: dict[str, set[str]]) -> str:
 
 def _by_family(findings: Iterable[Finding]) -> dict[str, list[Finding]]:
     families: dict[str, list[Finding]] = {}
-    for finding in sorted(findings, key=lambda finding: (finding.family, finding.model)):
+    for finding in findings:
         families.setdefault(finding.family, []).append(finding)
     return families

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vicinal.attention import PlacedPrior, attend, attention_weights
+from vicinal.attention import PlacedPrior, attend, attention_weights, ordered_mask
 from vicinal.attention.multi_head import multi_head
 from vicinal.attention.precision import can_have_tiny_weights, drop_tiny_weights
 from vicinal.attention.reference import attend_plain
@@ -133,6 +133,8 @@ class PriorInterceptor(AttentionMode):
     def _values(self, step: int, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Returns scale and bias as the module orders its tokens, each `(heads, queries, keys)` or None.
 
+        Where images have places of their own, an axis for images comes first.
+
         Args:
             step: which of the steps.
             logits: the first time, those of the product, `(..., queries, keys)`, or transposed as the step says.
@@ -171,7 +173,7 @@ class PriorInterceptor(AttentionMode):
                 mask = self._folded(mask.expand(*leading, q.shape[-2], k.shape[-2]))
             q, k, v = (self._folded(x) for x in (q, k, v))
         if self.layout.turns > 1:
-            values = (None if x is None else x[step : step + 1] for x in placed.prior())
+            values = (None if x is None else x[..., step : step + 1, :, :] for x in placed.prior())
             scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
             out = attend_plain(q, k, v, *values, mask=mask, dropout=call.dropout_p, softmax_scale=scale)
         else:
@@ -210,7 +212,7 @@ def attend_in_order(
     if order is None or position is None:
         return attend(q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale)
     q, k, v = (x.index_select(-2, order) for x in (q, k, v))
-    out = attend(q, k, v, prior=prior, mask=_ordered(mask, order), dropout=dropout, scale=scale)
+    out = attend(q, k, v, prior=prior, mask=ordered_mask(mask, order), dropout=dropout, scale=scale)
     return out.index_select(-2, position)
 
 
@@ -220,18 +222,8 @@ def weights_in_order(placed: PlacedTokens, q: Tensor, k: Tensor, *, mask: Tensor
     if order is None or position is None:
         return attention_weights(q, k, prior=prior, mask=mask)
     q, k = (x.index_select(-2, order) for x in (q, k))
-    weights = attention_weights(q, k, prior=prior, mask=_ordered(mask, order))
+    weights = attention_weights(q, k, prior=prior, mask=ordered_mask(mask, order))
     return weights.index_select(-2, position).index_select(-1, position)
-
-
-def _ordered(mask: Tensor | None, order: Tensor) -> Tensor | None:
-    """Returns a mask over pairs of tokens in the grid's order; axes of length 1 stay."""
-    if mask is None:
-        return None
-    for axis in (-2, -1):
-        if mask.dim() >= -axis and mask.shape[axis] > 1:
-            mask = mask.index_select(axis, order)
-    return mask
 
 
 def token_mismatch(prior: PlacedPrior, queries: int, keys: int) -> VicinalError:

@@ -13,16 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.interceptor import PlacedTokens, PriorInterceptor
+from vicinal.attachment.patch_prior import prior_of_patches, run_eagerly
 from vicinal.cells import Cells, Layout, PairLayout, TokenLines, raster_order
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid, same_size
 from vicinal.inspection.attention_mode import Step
 from vicinal.inspection.head_layout import HeadLayout
-from vicinal.inspection.image_context import UNKNOWN, SizeRecords, in_backward, is_tracing, noted_size
+from vicinal.inspection.image_context import UNKNOWN, NotedSize, SizeRecords, in_backward, is_tracing, noted_size
+from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.sites import AttentionSite
 from vicinal.inspection.size_rule import KnownSize, SizeRule, finer_grid, grid_at, lines_at
 from vicinal.priors.base import Prior
 from vicinal.priors.placed import TokenPairs
+from vicinal.token_pooling import PooledTokens
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
 
@@ -38,8 +41,8 @@ class PriorSite:
     """How many of the grid's prefix tokens stand behind the last patch."""
     lattice: tuple[int, int] = (1, 1)
     """Rows and columns of patches of the whole image; more than those of the grid, if that is a window."""
-    lines: tuple[TokenLines, TokenLines] | None = None
-    """Queries and keys on lines of their own, where they do not share a grid."""
+    lines: tuple[TokenLines | PooledTokens, TokenLines | PooledTokens] | None = None
+    """Queries and keys in places of their own, where they do not share a grid."""
     image_key: str = ""
     """Under which `noted_size` finds the size of the current image; empty if it was not noted."""
     image: tuple[int, int] = UNKNOWN
@@ -113,6 +116,11 @@ class PriorSite:
             raise self._unknown_grid(module, grid, image, f"{queries} queries and {keys} keys")
         return _pairs_between(*found), finer_grid(*found)
 
+    def keeps_patches(self, module: nn.Module) -> bool:
+        """Returns whether its tokens are prefix tokens and then the patches that the model was given, in order."""
+        follows = self.size_rule in (SizeRule.FOLLOWS, SizeRule.UNTRIED) and not self._changed(module)
+        return follows and self.lines is None and not self.suffix and self.head_layout.windows == 1
+
     def _changed(self, module: nn.Module) -> str:
         """Returns the name of a size that the module kept at `attach` and that is another one now, or an empty text."""
         return next((name for name, value in self.settings if getattr(module, name, None) != value), "")
@@ -121,7 +129,8 @@ class PriorSite:
         wanted = f"the prior of {self.name} was attached for images of {self.image[0]} x {self.image[1]}"
         if image == UNKNOWN:
             return VicinalError(
-                f"{wanted}; this call gave the model no image, so the places of its tokens are not known"
+                f"{wanted}; this call gave the model neither images nor coordinates of patches, so the places of its "
+                "tokens are not known"
             )
         why = f"its {tokens} form no grid there that follows from {grid}"
         if self.size_rule is SizeRule.UNKNOWN:
@@ -137,8 +146,9 @@ class PriorSite:
 
 
 @functools.lru_cache(maxsize=32)
-def _pairs_between(queries: TokenLines, keys: TokenLines) -> TokenPairs:
-    """Returns the offsets between queries and keys on lines."""
+@torch.inference_mode(False)  # autograd keeps indices for backward, which it refuses of inference tensors
+def _pairs_between(queries: TokenLines | PooledTokens, keys: TokenLines | PooledTokens) -> TokenPairs:
+    """Returns the offsets between queries and keys in places of their own."""
     return TokenPairs(keys.places[None] - queries.places[:, None])
 
 
@@ -174,9 +184,13 @@ class WithPrior:
         site = self.prior_site
         image = self._image_size(queries)
         module: Any = self
+        if isinstance(image, PatchCoordinates):
+            known = site.keeps_patches(module)
+            return PlacedTokens(prior_of_patches(site.name, self.prior, image, queries, known))
         if self.prior_pairs is not None:
             pairs, grid = self.prior_pairs, self.prior.grid
-            if image is not None and not same_size(image, site.image):
+            # Windows of a fixed size hold the same pairs on every image.
+            if image is not None and not same_size(image, site.image) and site.size_rule is not SizeRule.FIXED:
                 pairs, grid = site.pairs_at(module, grid, image, queries.shape[-2], keys)
             return PlacedTokens(self.prior.between(pairs, grid))
         if image is None or same_size(image, site.image):
@@ -188,8 +202,12 @@ class WithPrior:
         order = None if order is None else order.to(queries.device)
         return PlacedTokens(self.prior.on(grid), order, None if order is None else order.argsort())
 
-    def _image_size(self, queries: Tensor) -> tuple[int, int] | None:
-        """Returns height and width of the image that queries `(..., tokens, dim)` are of; None if not noted."""
+    def has_patches(self) -> bool:
+        """Returns whether the current call gave the model patches that were cut before."""
+        return isinstance(noted_size(self.prior_site.image_key), PatchCoordinates)
+
+    def _image_size(self, queries: Tensor) -> NotedSize | None:
+        """Returns the size of the image that queries `(..., tokens, dim)` are of; None if not noted."""
         key = self.prior_site.image_key
         if not key or is_tracing():
             return None
@@ -204,6 +222,8 @@ class WithPrior:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the original forward with the prior at its logits."""
+        if torch.compiler.is_compiling() and self.has_patches():
+            return run_eagerly(self.forward, *args, **kwargs)
         mode = PriorInterceptor(self.place_prior, self.prior_site.head_layout, self.prior_site.steps)
         with mode:
             result = super().forward(*args, **kwargs)  # type: ignore[misc]

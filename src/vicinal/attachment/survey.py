@@ -5,8 +5,10 @@ The process is bounded in memory and time, and replaced when it dies. An interru
 
 import gc
 import json
+import math
 import multiprocessing
 import resource
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -193,6 +195,8 @@ class Survey:
     """Version of the library."""
     is_final: Callable[[Finding], bool] = lambda finding: not finding.skipped
     """Whether a noted model need not be inspected again; one of another version always is."""
+    minutes: float = math.inf
+    """Time after which no further model is inspected; those that are noted are yielded still."""
 
     def __len__(self) -> int:
         return len(self.families)
@@ -204,10 +208,13 @@ class Survey:
             if finding.version == self.version and self.is_final(finding)
         }
         self.notes.parent.mkdir(parents=True, exist_ok=True)
+        end = time.monotonic() + 60 * self.minutes
         cut_off = self.notes.exists() and not self.notes.read_bytes().endswith(b"\n")
         with SurveyProcess(self.limits) as process, self.notes.open("a") as file:
             file.write("\n" if cut_off else "")
             for name, family in self.families.items():
+                if name not in done and time.monotonic() > end:
+                    continue
                 if name not in done:
                     done[name] = replace(process.run(self.inspect, name, family), version=self.version)
                     file.write(done[name].to_json() + "\n")

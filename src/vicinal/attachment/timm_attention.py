@@ -127,9 +127,8 @@ TIMM_ATTENTION: dict[str, tuple[AttendsOver, str]] = {
     "nest.Attention": (_PATCHES, "the places of a block attend to each other"),
     "nextvit.ConvAttention": (_NOT, "a grouped convolution"),
     "nextvit.EfficientAttention": (
-        _PATCHES,
-        "all places attend to all places; by rule: keys are means of sr_ratio ** 2 tokens that follow each other in"
-        " the flattened map, across the ends of rows, so they have no places",
+        _POOLED,
+        "keys are means of sr_ratio ** 2 tokens that follow each other in the flattened map, across the ends of rows",
     ),
     "pvt_v2.Attention": (_POOLED, "keys come from a strided convolution or from pooling to 7 x 7"),
     "shvit.SHSA": (_PATCHES, "the places of a map attend to each other, for a part of the channels"),
@@ -170,7 +169,6 @@ _RULES: dict[str, Callable[[nn.Module, nn.Module], AttendsOver]] = {
     "attention_pool2d.AttentionPool2d": lambda module, _: _ONE if module.pool_type == "token" else _PATCHES,
     "attention_pool2d.RotAttentionPool2d": lambda module, _: _ONE if module.pool_type == "token" else _PATCHES,
     "gcvit.WindowAttentionGlobal": _with_global_queries,
-    "nextvit.EfficientAttention": lambda module, _: _PATCHES if module.sr is None else _OTHER,
 }
 
 

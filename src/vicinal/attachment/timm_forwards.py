@@ -6,10 +6,12 @@ forward does, with `attend` in place of its attention, and are used only where t
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.interceptor import token_mismatch
+from vicinal.attachment.patch_prior import run_eagerly
 from vicinal.attachment.subclass import FAST_FORWARDS, WithPrior
 from vicinal.attention import PlacedPrior, attend
 from vicinal.errors import VicinalError
@@ -40,6 +42,8 @@ class AttentionForward(_FastForward):
         """Returns tokens, `(batch, tokens, dim)`."""
         if is_causal:
             raise VicinalError("a spatial prior does not serve causal attention")
+        if torch.compiler.is_compiling() and self.has_patches():
+            return run_eagerly(self.forward, x, attn_mask)  # type: ignore[no-any-return]
         batch, tokens, _ = x.shape
         prior = self._prior_for(x)
         gate = None if self.gate is None else self.gate(x).sigmoid()

@@ -22,6 +22,7 @@ from vicinal.attention.chunks import CPU_CHUNK_LOGITS
 from vicinal.attention.compile_op import recomputed_attention
 from vicinal.attention.flex import attend_flex
 from vicinal.attention.fused import attend_fused
+from vicinal.attention.per_image import PriorPerImage
 from vicinal.attention.placed_prior import PlacedPrior, token_counts
 from vicinal.attention.precision import additive_mask, makes_tiny_weights, softmax_dtype
 from vicinal.attention.recompute import RecomputedAttention, Settings
@@ -72,6 +73,10 @@ def attend(
         )
     if prior is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    if isinstance(prior, PriorPerImage):
+        options: Any = {"dropout": dropout, "scale": scale, "backend": backend}
+        groups = prior.split(q, k, v, mask)
+        return prior.join([attend(*qkv, prior=placed, mask=its_mask, **options) for placed, *qkv, its_mask in groups])
     _check(q, k, v, prior, mask, dropout, backend)
     if autocasting(q.device):  # as scaled_dot_product_attention does
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))

@@ -1,6 +1,8 @@
 """`vicinal models`: what models there are, and which of them take a prior."""
 
+import dataclasses
 import fnmatch
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ def models(
     limit: float = 100.0,
     memory: float = 12.0,
     seconds: float = 600.0,
+    minutes: float = math.inf,
 ) -> None:
     """List the models, or find out which of them take a prior.
 
@@ -41,12 +44,15 @@ def models(
         limit: skip timm's models of more than that many million parameters.
         memory: GiB that making and examining a model can use.
         seconds: time that making and examining a model can take.
+        minutes: time after which no further model is made. The page counts those that were reached, and the same
+            command goes on with the others.
     """
     if coverage:
         stem = "coverage" if library == "timm" else f"coverage-{library}"
         out = out or Path("runs" if pattern else "docs") / f"{stem}.md"
         notes = notes or Path("runs") / f"{stem}.jsonl"
-        print(cover(library, pattern or "*", out, notes, round(limit * 1e6), round(memory * 2**30), seconds))
+        survey = _survey(library, pattern or "*", notes, round(limit * 1e6), round(memory * 2**30), seconds)
+        print(cover(library, dataclasses.replace(survey, minutes=minutes), out, round(limit * 1e6)))
     else:
         print(names(pattern) if pattern else overview())
 
@@ -86,11 +92,17 @@ def names(pattern: str) -> str:
     return "\n".join(found)
 
 
-def cover(library: str, pattern: str, out: Path, notes: Path, limit: int, memory: int, seconds: float) -> str:
-    """Looks at every model, with a progress bar, writes the page, and returns what to print."""
+def cover(library: str, survey: "Survey", out: Path, limit: int) -> str:
+    """Looks at every model, with a progress bar, writes the page, and returns what to print.
+
+    Args:
+        library: whose models they are.
+        survey: of these models.
+        out: the page.
+        limit: number of parameters above which models are skipped.
+    """
     from tqdm import tqdm
 
-    survey = _survey(library, pattern, notes, limit, memory, seconds)
     findings = []
     with tqdm(survey, unit="model") as bar:
         for finding in bar:
@@ -98,11 +110,12 @@ def cover(library: str, pattern: str, out: Path, notes: Path, limit: int, memory
             bar.set_postfix_str(finding.model)
     out.parent.mkdir(parents=True, exist_ok=True)
     taking = sum(bool(finding.served) for finding in findings)
-    summary = f"{taking} of {len(findings)} models take a prior; wrote {out}"
+    left = f"; {len(survey) - len(findings)} not reached" if len(findings) < len(survey) else ""
+    summary = f"{taking} of {len(findings)} models take a prior{left}; wrote {out}"
     if library == "timm":
         from vicinal.attachment.coverage_page import coverage_page
 
-        out.write_text(coverage_page(findings, limit))
+        out.write_text(coverage_page(findings, limit, len(survey) - len(findings)))
         return summary
     from vicinal.attachment.library_page import library_page, library_table
 

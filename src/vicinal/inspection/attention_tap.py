@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from vicinal.attention import attend, attention_weights, operator_arguments, recomputed_attention
 from vicinal.attention.multi_head import multi_head
-from vicinal.cells import Cells
 from vicinal.errors import VicinalError, unknown
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
+from vicinal.inspection.image_cells import ImageWatch, disable_fast_path, patch_queries
 from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection, inspect_runner
 from vicinal.inspection.model_runner import Example, ImageSize, make_runner, uncompiled
@@ -65,11 +65,12 @@ def tap(
         raise VicinalError(f"tap takes a torch.nn.Module, got {type(model).__name__}")
     if queries not in get_args(Queries):
         raise unknown("queries", queries, get_args(Queries))
-    sites = find_attention(model, img_size, example, inspection).sites
+    inspection = find_attention(model, img_size, example, inspection)
+    sites = inspection.sites
     chosen = [_Layer(site, queries, gradient, reduce) for site in select_layers(sites, layers)]
     for layer in chosen:
         layer.check_class_token(model)
-    return Tap(chosen)
+    return Tap(chosen, ImageWatch(inspection))
 
 
 def find_attention(
@@ -88,8 +89,8 @@ def find_attention(
 class Tap:
     """Reads the attention of a model that runs inside `with`; made by `tap`."""
 
-    def __init__(self, layers: list["_Layer"]) -> None:
-        self._layers = layers
+    def __init__(self, layers: list["_Layer"], watch: ImageWatch) -> None:
+        self._layers, self.watch = layers, watch
         self._open = False
 
     @property
@@ -114,13 +115,15 @@ class Tap:
         if self._open:
             raise VicinalError("this tap is open already; make another one")
         self._open = True
+        self.watch.open()
         for layer in self._layers:
-            layer.open()
+            layer.open(self.watch)
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         for layer in reversed(self._layers):
             layer.close()
+        self.watch.close()
         self._open = False
         unread = [layer.site.name for layer in self._layers if layer.weights is None]
         if unread and failed is None:
@@ -136,22 +139,20 @@ class _Layer:
         self.position: Tensor | None = None
         """Position of each token in the prior's grid, if the module carries one for another order of tokens."""
         self._before: Callable[..., Any] | None = None
-        self._patches: Tensor | None = None
-        if isinstance(site.queries, Cells):
-            self._patches = (site.queries.index >= 0).any(0).nonzero()[:, 0]
 
     def check_class_token(self, model: nn.Module) -> None:
         """Raises VicinalError if the class token is asked for and there is none."""
         if self.queries != "class" or self.site.logits[-2] == 1:
             return
-        placed = self._patches is not None and len(self._patches) > 0 and int(self._patches[0]) == 0
+        patches = patch_queries(self.site, self.site.logits[-2])
+        placed = patches is not None and len(patches) > 0 and int(patches[0]) == 0
         absent = hasattr(model, "cls_token") and model.cls_token is None
         if placed or absent:
             raise VicinalError(f"{self.site.name} has no class token to read; use queries='mean'")
 
-    def open(self) -> None:
+    def open(self, watch: ImageWatch) -> None:
         """Takes the place of the module's forward; `torch.compile` guards that, and not hooks."""
-        self.weights = None
+        self.weights, self._watch = None, watch
         module = self.site.module
         self._before = module.__dict__.get("forward")
         self._hook = module.register_forward_hook(disable_fast_path)
@@ -167,6 +168,8 @@ class _Layer:
     def _read(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward and reads its attention."""
         self.weights = None
+        if self.site.windows > 1 and self._watch.other is not None:  # their number is another one
+            raise self._watch.unknown_places(self.site.name)
         module = self.site.module
         attached = hasattr(type(module), "plain_class")
         self.position = getattr(module, "prior_position", None) if attached else None
@@ -199,8 +202,9 @@ class _Layer:
         else:
             weights = self.site.head_layout.standard(weights)
         if self.queries == "mean":
-            if self._patches is not None:
-                weights = weights.index_select(-2, self._patches.to(weights.device))
+            patches = patch_queries(self.site, weights.shape[-2])
+            if patches is not None:
+                weights = weights.index_select(-2, patches.to(weights.device))
             weights = weights.mean(-2, keepdim=True)
         weights = weights if windows > 1 else weights.squeeze(1)
         weights = weights if self.queries == "all" else weights.squeeze(-2)
@@ -216,10 +220,6 @@ class _Layer:
                 first = 0 if not in_grid or self.position is None else int(self.position[0])
                 rows = slice(first, first + 1)
             self.keep(attention_weights(q, k, queries=rows, **settings), in_grid)
-
-
-def disable_fast_path(*_: object) -> None:
-    """Does nothing. `nn.TransformerEncoderLayer` bypasses `self_attn.forward`, unless a submodule has hooks."""
 
 
 class _Reader(AttentionMode):

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from vicinal.inspection.kernel_places import KernelPlaces
+from vicinal.inspection.kernel_places import KernelPlaces, Resampling, spread_evenly
+from vicinal.token_pooling import TokenPooling
 
 __all__ = ["AMPLITUDE", "keep_in_place", "keep_maxima_in_place", "norm_by_first", "take_first", "unfold_in_place"]
 
@@ -20,7 +20,9 @@ MIN_SPREAD = 1e-12  # a map whose values differ by less is taken to be constant
 UNFOLD_DEFAULTS = (("dilation", 1), ("padding", 0), ("stride", 1))
 
 
-def keep_in_place(x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | None = None) -> Tensor:
+def keep_in_place(
+    x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | Resampling | TokenPooling | None = None
+) -> Tensor:
     """Returns a map `out` as if the operation that made it from the map `x` had not mixed places.
 
     How far an image differs from the first one, in a place of `x`, is how far it differs in that place of `out`. What
@@ -35,12 +37,12 @@ def keep_in_place(x: Tensor, out: Tensor, images: int, kernels: KernelPlaces | N
     rows, columns = out.shape[2:]
     squared = apart.square().mean(2)
     if kernels is None:
-        differs = F.adaptive_avg_pool2d(squared, (rows, columns)).sqrt()
+        differs = spread_evenly(squared, (rows, columns)).sqrt()
     else:
         # Places that respond more strongly must not draw the center of a kernel to them.
         total = squared.sum(0, keepdim=True)
         shares = squared / total.clamp(min=torch.finfo(total.dtype).tiny)
-        strength = F.adaptive_avg_pool2d(total, (rows, columns))
+        strength = spread_evenly(total, (rows, columns))
         differs = (kernels.carry(shares, (rows, columns)).clamp(min=0) * strength).sqrt()
     most, spread = float(differs.max()), float(now[0].std())
     differs = differs * ((AMPLITUDE / most if most else 1) * (spread if spread > MIN_SPREAD else 1))

@@ -7,6 +7,8 @@ from enum import Enum
 
 from torch import Tensor
 
+from vicinal.errors import VicinalError
+
 __all__ = ["Factor", "HeadLayout"]
 
 
@@ -53,20 +55,29 @@ class HeadLayout:
         Args:
             operation: elementwise, such as `torch.mul`.
             logits: `(..., queries, keys)`.
-            values: of a prior, `(heads, queries, keys)`.
+            values: of a prior, `(heads, queries, keys)`, or `(images, heads, queries, keys)` of global attention.
             turn: which of the heads, where they take turns.
         """
         if self.turns > 1:
-            values = values[turn : turn + 1]
+            values = values[..., turn : turn + 1, :, :]
         if self.shared is not None:
-            values = values[list(self.shared)]
+            values = values[..., list(self.shared), :, :]
+        if values.dim() == 4:
+            images = self.standard(logits)
+            if len(values) not in (1, len(images)):
+                raise VicinalError(f"a prior with places of {len(values)} images got logits of {len(images)} images")
+            return self.restore(operation(images, values[:, None]), tuple(logits.shape[:-2]))
         if self._heads_stand_alone:  # broadcast; splits of other axes do not matter
             sizes = [_size(axis) if self._holds_heads(axis) else 1 for axis in self.axes]
             first = next((place for place, size in enumerate(sizes) if size > 1), len(sizes))
             return operation(logits, values.view(*sizes[first:], *values.shape[-2:]))
-        split = self._split(logits)
-        sizes = [size if factor is Factor.HEADS else 1 for factor, size in self._factors]
-        return operation(split, values.view(*sizes, *values.shape[-2:])).reshape(logits.shape)
+        split, sizes = [], []  # only axes that hold heads: there may be more or fewer windows than when it was found
+        for axis, length in zip(self.axes, logits.shape, strict=False):
+            factors = axis if self._holds_heads(axis) else ()
+            split += [-1 if factor is Factor.IMAGES else size for factor, size in factors] or [length]
+            sizes += [size if factor is Factor.HEADS else 1 for factor, size in factors] or [1]
+        parts = logits.reshape(*split, *logits.shape[-2:])
+        return operation(parts, values.view(*sizes, *values.shape[-2:])).reshape(logits.shape)
 
     def expand(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Returns values `(windows or 1, heads or 1, queries, keys)` as logits of `shape`, the same for every image."""

@@ -16,11 +16,25 @@ from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
 from vicinal.inspection.model_runner import ModelRunner
+from vicinal.inspection.patch_coordinates import PatchCoordinates, given_coordinates
 
-__all__ = ["UNKNOWN", "ImageModules", "ImageSizeHook", "SizeRecords", "in_backward", "is_tracing", "noted_size"]
+__all__ = [
+    "UNKNOWN",
+    "ImageModules",
+    "ImageSizeHook",
+    "NotedSize",
+    "SizeRecords",
+    "in_backward",
+    "is_tracing",
+    "noted_size",
+    "size_text",
+]
 
 UNKNOWN = (0, 0)
-"""Noted where the module was given no image, such as patches cut by somebody else."""
+"""Noted where the module was given neither images nor patches with coordinates."""
+
+NotedSize = tuple[int, int] | PatchCoordinates
+"""Height and width of images, or where the patches of each image sit, if they were cut before."""
 
 MAX_CALLS = 256  # of a module between forward and backward
 SAMPLE_TOLERANCE = 1e-3  # relative distance of the samples of one call
@@ -43,13 +57,14 @@ class ImageSizeHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notes the size."""
         if is_tracing():  # sizes are tensors then
+            given_coordinates(module, args, kwargs)
             return
         shapes = [x.shape for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         maps = [shape for shape in shapes if len(shape) == self.axes]
         images = [shape for shape in maps if shape[1] == self.channels]
         if maps and not images:  # the module is used again, on features
             return
-        size = (images[0][-2], images[0][-1]) if images else UNKNOWN
+        size = (images[0][-2], images[0][-1]) if images else given_coordinates(module, args, kwargs) or UNKNOWN
         setattr(_notes, self.key, size)
 
     def register(self, modules: list[nn.Module]) -> None:
@@ -75,9 +90,9 @@ class SizeRecords:
     """
 
     def __init__(self) -> None:
-        self._sizes: dict[int, list[tuple[int, int]]] = {}
+        self._sizes: dict[int, list[NotedSize]] = {}
         """Different sizes by number of tokens."""
-        self._calls: collections.deque[tuple[tuple[int, int], Tensor]] = collections.deque(maxlen=MAX_CALLS)
+        self._calls: collections.deque[tuple[NotedSize, torch.Size, Tensor]] = collections.deque(maxlen=MAX_CALLS)
 
     def __deepcopy__(self, memo: object) -> "SizeRecords":
         return SizeRecords()
@@ -85,20 +100,20 @@ class SizeRecords:
     def __reduce__(self) -> Any:
         return SizeRecords, ()
 
-    def note(self, size: tuple[int, int], queries: Tensor) -> None:
+    def note(self, size: NotedSize, queries: Tensor) -> None:
         """Notes a call in forward, on an image of `size`.
 
         Args:
-            size: height and width.
+            size: height and width, or coordinates of patches.
             queries: `(..., tokens, dim)`.
         """
         sizes = self._sizes.setdefault(queries.shape[-2], [])
         if size not in sizes:
             sizes.append(size)
             del sizes[:-MAX_CALLS]
-        self._calls.append((size, _sample(queries)))
+        self._calls.append((size, queries.shape, _sample(queries)))
 
-    def find(self, queries: Tensor) -> tuple[int, int] | None:
+    def find(self, queries: Tensor) -> NotedSize | None:
         """Returns the size of the call that is repeated; None if there was none with as many tokens.
 
         Raises VicinalError if it could be one of several.
@@ -107,10 +122,11 @@ class SizeRecords:
         if len(sizes) <= 1:
             return sizes[0] if sizes else None
         sample = _sample(queries)
-        found = {size for size, known in self._calls if size in sizes and _alike(known, sample)}
+        calls = [(size, known) for size, shape, known in self._calls if shape == queries.shape and size in sizes]
+        found = {size for size, known in calls if _alike(known, sample)}
         if len(found) == 1:
             return found.pop()
-        text = ", ".join(f"{height} x {width}" for height, width in sizes)
+        text = ", ".join(map(size_text, sizes))
         raise VicinalError(
             f"a recomputed attention has {queries.shape[-2]} tokens, as images of {text} have, and it cannot be told "
             "which one is repeated; run backward for each size on its own, or do without checkpointing"
@@ -142,9 +158,14 @@ def is_tracing() -> bool:
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
-def noted_size(key: str) -> tuple[int, int] | None:
-    """Returns height and width of the image that a hook last saw in this thread; None if it has not run here."""
+def noted_size(key: str) -> NotedSize | None:
+    """Returns the size of the images that a hook last saw in this thread; None if it has not run here."""
     return getattr(_notes, key, None)
+
+
+def size_text(size: NotedSize) -> str:
+    """Returns a size as text, such as `128 x 64`."""
+    return str(size) if isinstance(size, PatchCoordinates) else f"{size[0]} x {size[1]}"
 
 
 class ImageModules:
@@ -159,6 +180,7 @@ class ImageModules:
     def __init__(self, runner: ModelRunner) -> None:
         self.model = runner.model
         self._axes, self._channels = len(runner.shape) + 1, runner.shape[0]
+        self._image = runner.image
         self._given: dict[nn.Module, tuple[int, int]] = {}
         self._done = False
         self._hooks: list[Any] = []
@@ -185,6 +207,8 @@ class ImageModules:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         size = self._image_size((*args, *kwargs.values()))
+        if size is None and given_coordinates(module, args, kwargs) is not None:
+            size = self._image
         if not self._done and module not in self._given and size is not None:
             self._given[module] = size
 

@@ -1,4 +1,4 @@
-"""Where the kernels of a convolution or pooling stand, by its stride, padding and dilation."""
+"""Where the kernels of a convolution or pooling stand, by its stride, padding and dilation; and even parts of maps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["KernelPlaces", "kernel_places"]
+__all__ = ["KernelPlaces", "Resampling", "kernel_places", "spread_evenly"]
 
 CONVOLUTIONS = {torch.conv2d, F.conv2d}
 POOLINGS = {
@@ -36,8 +36,23 @@ class KernelPlaces:
         return down @ x @ across.T
 
 
-def kernel_places(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelPlaces | None:
-    """Returns where the kernels of a call of `F.conv2d` or a pooling stand; None for other operations."""
+@dataclass(frozen=True)
+class Resampling:
+    """A map that `F.interpolate` makes larger or smaller."""
+
+    mode: str
+    align_corners: bool | None
+
+    def carry(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns maps `(images, maps, rows, columns)` resampled to `size`."""
+        return F.interpolate(x, size, mode=self.mode, align_corners=self.align_corners)
+
+
+def kernel_places(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> KernelPlaces | Resampling | None:
+    """Returns where the kernels of a convolution, pooling or interpolation stand; None for other operations."""
+    if func is F.interpolate:
+        given = {**dict(zip(("input", "size", "scale_factor", "mode", "align_corners"), args, strict=False)), **kwargs}
+        return Resampling(given.get("mode", "nearest"), given.get("align_corners"))
     if func in CONVOLUTIONS:
         names = ("input", "weight", "bias", "stride", "padding", "dilation")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -54,6 +69,23 @@ def kernel_places(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         padding = tuple(each // 2 for each in reach) if padding == "same" else 0
     padding = _pair(padding)
     return KernelPlaces((reach[0] / 2 - padding[0], reach[1] / 2 - padding[1]), stride)
+
+
+def spread_evenly(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns the means of maps `(..., rows, columns)` over equal parts of their area, `(..., *size)`.
+
+    Parts may hold fractions of places, unlike the windows of `F.adaptive_avg_pool2d`: their centers are evenly spaced.
+    """
+    down, across = (_parts(x.shape[axis - 2], size[axis]).to(x) for axis in (0, 1))
+    return down @ x @ across.T
+
+
+def _parts(count: int, outputs: int) -> Tensor:
+    """Returns how much of each input place is in each of `outputs` equal parts, `(outputs, count)`."""
+    edges = torch.arange(outputs + 1, dtype=torch.float64)[:, None] * (count / outputs)
+    place = torch.arange(count, dtype=torch.float64)
+    overlap = torch.minimum(edges[1:], place + 1) - torch.maximum(edges[:-1], place)
+    return overlap.clamp(min=0) * (outputs / count)
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Runs a model that somebody else wrote on noise, and leaves it as it was."""
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,6 +74,26 @@ class ModelRunner:
             ) from error
 
 
+@dataclass(frozen=True)
+class PatchRunner(ModelRunner):
+    """A model that takes flattened patches and `spatial_shapes`, as SigLIP 2 does, run on images that are cut here."""
+
+    patch: int = 1
+    """Height and width of a patch."""
+
+    def __call__(self, images: Tensor) -> object:
+        """Returns the model's output for a batch of images, cut into patches with their channels last."""
+        cut = images.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
+        rows, columns = cut.shape[2:4]
+        patches = cut.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
+        others = {
+            **self.others,
+            "pixel_attention_mask": torch.ones(1, rows * columns, dtype=torch.int64, device=images.device),
+            "spatial_shapes": torch.tensor([[rows, columns]], device=images.device),
+        }
+        return ModelRunner(self.model, tuple(patches.shape[1:]), self.keyword, others)(patches)
+
+
 def uncompiled(model: nn.Module) -> nn.Module:
     """Returns the model inside the result of `torch.compile`; any other model as it is."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
@@ -97,6 +118,8 @@ def make_runner(model: nn.Module, img_size: ImageSize | None = None, example: Ex
         return ModelRunner(model, _image_shape(model, img_size))
     keyword: str | None = None
     others: dict[str, Any] = {}
+    if isinstance(example, Mapping) and {"pixel_values", "spatial_shapes"} <= example.keys():
+        return _patch_runner(model, example)
     if isinstance(example, Mapping):
         images = [name for name, value in example.items() if isinstance(value, Tensor) and value.dim() >= 4]
         if len(images) != 1:
@@ -110,6 +133,25 @@ def make_runner(model: nn.Module, img_size: ImageSize | None = None, example: Ex
     if example.dim() < 4:
         raise VicinalError(f"images are (batch, channels, height, width), got an example of {example.dim()} axes")
     return ModelRunner(model, tuple(example.shape[1:]), keyword, others)
+
+
+def _patch_runner(model: nn.Module, example: Mapping[str, Any]) -> PatchRunner:
+    """Returns how to run a model on patches `pixel_values`, of as many rows and columns as the first image has."""
+    numbers = example["pixel_values"].shape[-1]
+    rows, columns = example["spatial_shapes"][0].tolist()
+    patch = math.isqrt(numbers // 3)
+    if example["pixel_values"].dim() != 3 or 3 * patch**2 != numbers:
+        raise VicinalError(
+            "pixel_values with spatial_shapes must be (images, patches, 3 * patch * patch), got "
+            f"{tuple(example['pixel_values'].shape)}"
+        )
+    made_here = ("pixel_values", "pixel_attention_mask", "spatial_shapes")
+    others = {
+        name: value[:1] if isinstance(value, Tensor) else value
+        for name, value in example.items()
+        if name not in made_here
+    }
+    return PatchRunner(model, (3, rows * patch, columns * patch), "pixel_values", others, patch)
 
 
 def _image_shape(model: nn.Module, img_size: ImageSize | None) -> tuple[int, int, int]:

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from vicinal.cells import Cells
 from vicinal.errors import VicinalError
-from vicinal.inspection.attention_tap import Tap, find_attention, tap
-from vicinal.inspection.image_context import ImageSizeHook, noted_size
+from vicinal.inspection.attention_tap import find_attention, tap
+from vicinal.inspection.image_cells import cells_at, find_size_rule
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.model_runner import Example, ImageSize
+from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.refusal import Refusal
 from vicinal.inspection.sites import AttentionSite
 
@@ -67,32 +68,23 @@ def patch_attention(
     check_has_map(site)
     single = reads_image(site)
     reads_token = site.windows == 1 and has_class_token(model, site) and classifies_by_token(model)
-    if single or (queries or ("class" if reads_token else "mean")) == "class":
-        reader = tap(model, [number], reduce=mean_over_windows, queries="class", inspection=inspection)
-    else:
-        reader = tap(model, [number], reduce=mean_over_patches, inspection=inspection)
-    return PatchAttention(reader, inspection)
+    mean = not single and (queries or ("class" if reads_token else "mean")) == "mean"
+    return PatchAttention(model, number, mean, inspection)
 
 
-def mean_over_windows(site: AttentionSite, weights: Tensor) -> Tensor:
-    """Returns each window's share of the mean over class tokens, where every window has one; else the weights."""
-    return weights / site.windows
-
-
-def mean_over_patches(site: AttentionSite, weights: Tensor) -> Tensor:
+def mean_over_patches(queries: Cells, weights: Tensor) -> Tensor:
     """Returns each window's share of the mean over all queries that are patches of the image.
 
     Args:
-        site: with cells for its queries.
+        queries: cells of the queries.
         weights: `(images, heads, queries, keys)`, with an axis for windows behind the images if there are several.
 
     Returns:
         `(images, heads, keys)`, with that axis.
     """
-    assert isinstance(site.queries, Cells)
-    placed = (site.queries.index >= 0).to(weights)
+    placed = (queries.index >= 0).to(weights)
     share = placed / placed.sum()
-    if site.windows == 1:
+    if queries.windows == 1:
         return torch.einsum("nhqk,q->nhk", weights, share[0])
     return torch.einsum("nwhqk,wq->nwhk", weights, share)
 
@@ -100,39 +92,56 @@ def mean_over_patches(site: AttentionSite, weights: Tensor) -> Tensor:
 class PatchAttention:
     """Reads the attention of a model that runs inside `with`; made by `patch_attention`."""
 
-    def __init__(self, reader: Tap, inspection: Inspection) -> None:
-        self._reader, self._inspection = reader, inspection
-        shape = inspection.runner.shape
-        self._size_hook = ImageSizeHook(len(shape) + 1, shape[0])
-        (self.layer,) = reader.layers
+    def __init__(self, model: nn.Module, layer: int, mean: bool, inspection: Inspection) -> None:
+        queries: Literal["all", "class"] = "all" if mean else "class"
+        self._reader = tap(model, [layer], reduce=self._reduce, queries=queries, inspection=inspection)
+        self._mean = mean
+        self._queries = 0
+        """Number of queries in the last run."""
+        (self.layer,) = self._reader.layers
         """Site where it is read."""
+        self._size_rule = find_size_rule(inspection, self.layer)
 
     def __enter__(self) -> "PatchAttention":
         self._reader.__enter__()
-        self._size_hook.register(list(self._inspection.image_modules))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._size_hook.remove(self._inspection.runner.model)
         self._reader.__exit__(*error)
 
-    def _check_image(self) -> None:
-        """Raises VicinalError if the last image had another size than the model was inspected on."""
-        noted, sizes = noted_size(self._size_hook.key), self._inspection.image_modules.values()
-        if noted is not None and sizes and noted not in sizes:
-            height, width = self._inspection.runner.image
-            raise VicinalError(
-                f"the model was inspected on images of {height} x {width}, got {noted[0]} x {noted[1]}: "
-                "give the img_size in use"
-            )
+    def _reduce(self, site: AttentionSite, weights: Tensor) -> Tensor:
+        """Returns the mean over patches; or each window's share of the mean over class tokens."""
+        if not self._mean:
+            self._queries = site.logits[-2] + weights.shape[-1] - site.logits[-1]
+            return weights / site.windows
+        self._queries = weights.shape[-2]
+        return mean_over_patches(self._cells(weights.shape[-1])[0], weights)
+
+    def _cells(self, keys: int) -> tuple[Cells, Cells]:
+        """Returns the cells of queries and keys on the image of the last run, given the number of keys.
+
+        Raises VicinalError if they are not known.
+        """
+        site, watch = self.layer, self._reader.watch
+        assert isinstance(site.keys, Cells)
+        other = watch.other
+        as_inspected = site.queries if isinstance(site.queries, Cells) else site.keys, site.keys
+        found: tuple[Cells, Cells] | None
+        if other is None:
+            found = as_inspected
+        elif isinstance(other, PatchCoordinates):
+            found = as_inspected if other.is_raster(site.keys.rows, site.keys.columns) else None
+        else:
+            found = cells_at(site, self._size_rule, watch.inspected, other, self._queries, keys)
+        if found is None:
+            raise watch.unknown_places(site.name)
+        return found
 
     @property
     def map(self) -> Tensor:
         """Attention to each patch in the last run, `(images, rows, columns)`; without gradient."""
-        self._check_image()
         weights, site = self._reader.last.mean(-2), self.layer  # over heads
-        keys = site.keys
-        assert isinstance(keys, Cells)
+        _, keys = self._cells(weights.shape[-1])
         weights = weights if site.windows > 1 else weights.unsqueeze(1)
         if weights.shape[-1] != keys.tokens:
             raise VicinalError(

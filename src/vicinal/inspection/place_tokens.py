@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vicinal.cells import Cells
+from vicinal.cells import Cells, PairLayout
 from vicinal.inspection.head_layout import Factor, HeadLayout, split_heads
 from vicinal.inspection.lattice import PROBE_LIMITS, all_near, full_lattice, overlapping_lattice
 from vicinal.inspection.probe import Evidence
 from vicinal.inspection.refusal import Refusal, RefusalKind
 
-__all__ = ["Placement", "decide"]
+__all__ = ["Placement", "decide", "measured_centers", "place_side"]
 
 MIN_RESPONSE = 1e-12  # of a token's squared length; less is rounding
 MIN_RELATIVE_RESPONSE = 1e-4  # of the mean response; most tokens may be padding or have no place
@@ -36,6 +36,9 @@ class Placement:
     layout: HeadLayout
     queries: Cells | Refusal
     keys: Cells | Refusal
+    pairs: PairLayout | Refusal | None = None
+    """Offsets between queries and keys, if the pooling is known that made one side from the patches of the other; or
+    why they are not clear."""
 
 
 def decide(evidence: Evidence, aspect: float) -> Placement:
@@ -57,13 +60,13 @@ def decide(evidence: Evidence, aspect: float) -> Placement:
     sides = [torch.stack(each) for each in (evidence.queries, evidence.keys)]
     layout = _find_heads([side.sum(0) for side in sides], evidence, aspect)
     queries, keys = (
-        _place(torch.stack([split_heads(layout, probe).sum(2) for probe in side]), aspect, what)
+        place_side(torch.stack([split_heads(layout, probe).sum(2) for probe in side]), aspect, what)
         for side, what in zip(sides, ("queries", "keys"), strict=True)
     )
     return Placement(layout, queries, keys)
 
 
-def _centers(responses: Tensor) -> tuple[Tensor, Tensor]:
+def measured_centers(responses: Tensor) -> tuple[Tensor, Tensor]:
     """Returns centers `(..., 2)` as parts of the image, and which tokens respond `(...)`, from `(RAMPS, ...)`."""
     responses = responses.nan_to_num(0.0, 0.0, 0.0)
     strength = responses.sum(0)
@@ -125,7 +128,7 @@ def _agree(responses: Tensor, aspect: float) -> bool:
     """
     if responses.shape[2] == 1:
         return True
-    centers, heard = _centers(responses.movedim(2, 1))
+    centers, heard = measured_centers(responses.movedim(2, 1))
     if not bool((heard == heard[:1]).all()):
         return False
     everywhere = heard.all(0)
@@ -151,26 +154,26 @@ def _spacing(points: Tensor) -> float:
     return max(math.sqrt(float(extent.prod()) / len(points)), float(extent.max()) / len(points))
 
 
-def _place(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
+def place_side(probes: Tensor, aspect: float, what: str) -> Cells | Refusal:
     """Returns the cells of one side, from responses `(probes, RAMPS, windows, tokens)`."""
     windows = probes.shape[2]
-    centers, heard = _centers(probes.sum(0))
+    centers, heard = measured_centers(probes.sum(0))
     if not bool(heard.any()):
         return Refusal(RefusalKind.SILENT, f"its {what} follow no place of the image")
     if windows > 1 and _agree(probes.sum(0)[:, None], aspect):  # every window has the same tokens
         probes = probes.sum(2, keepdim=True)
-        centers, heard = _centers(probes.sum(0))
+        centers, heard = measured_centers(probes.sum(0))
     points = centers[heard]
     if len(points) == 1 or float(points.std(0, correction=0).max()) < MIN_CENTER_STD:
         return Refusal(RefusalKind.SPREAD, f"each of its {what} follows the whole image")
     lattice = full_lattice(points, aspect) or overlapping_lattice(points, heard, aspect)
-    in_each = [_centers(one)[0][heard].std(0, correction=0) for one in probes]
+    in_each = [measured_centers(one)[0][heard].std(0, correction=0) for one in probes]
     if lattice is None and float(torch.stack(in_each).max()) < MIN_LATTICE_STD:
         return Refusal(RefusalKind.SPREAD, f"each of its {what} follows the whole image")
     if lattice is None:
         return Refusal(RefusalKind.IRREGULAR, f"its {len(points)} {what} that follow the image form no lattice over it")
     pitch = torch.tensor(lattice.pitch, dtype=points.dtype)
-    apart = torch.stack([(_centers(one)[0][heard] - lattice.centers) / pitch for one in probes]).abs().amax(2)
+    apart = torch.stack([(measured_centers(one)[0][heard] - lattice.centers) / pitch for one in probes]).abs().amax(2)
     if not all_near(apart.amax(0), lattice, PROBE_LIMITS):
         return Refusal(RefusalKind.CONTENT, f"the places of its {what} depend on the content of the image")
     index = torch.full(heard.shape, -1)

@@ -8,7 +8,7 @@ layer, however deep.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ from vicinal.inspection.disturbance import (
 )
 from vicinal.inspection.kernel_places import kernel_places
 from vicinal.inspection.model_runner import ModelRunner
+from vicinal.inspection.pool_calls import PoolCall, find_pool_call, token_pooling
+from vicinal.token_pooling import SequencePooling
 
 __all__ = ["RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
 
@@ -46,7 +48,7 @@ SPATIAL = {
 }
 
 FROM_FIRST = {F.grid_sample}  # takes values from places that depend on the content
-MAXIMA = {torch.amax, torch.Tensor.amax}  # pool tokens where no map is formed
+MAXIMA = {torch.amax, torch.Tensor.amax, torch.max, torch.Tensor.max}  # pool tokens where no map is formed
 
 
 Key = tuple[nn.Module, int, int, int]
@@ -70,6 +72,8 @@ class Evidence:
     leading axes. Relative to the mean squared length of a query."""
     keys: list[Tensor] = field(default_factory=list)
     """As `queries`."""
+    pools: list[PoolCall] = field(default_factory=list)
+    """Poolings before this attention, not evenly strided, with as many results as it has queries or keys."""
 
 
 def ramps(height: int, width: int) -> Tensor:
@@ -114,6 +118,10 @@ def collect_evidence(
             elif evidence.image_axis is not None:
                 evidence.queries = [torch.cat([evidence.queries[0], more.queries[0]])]
                 evidence.keys = [torch.cat([evidence.keys[0], more.keys[0]])]
+                evidence.pools = [
+                    replace(one, responses=torch.cat([one.responses, two.responses]))
+                    for one, two in zip(evidence.pools, more.pools, strict=True)
+                ]
     return parts[0]
 
 
@@ -148,6 +156,7 @@ class _Prober(AttentionObserver):
     ) -> None:
         super().__init__(model, self._collect, count)
         self.images, self.follow, self.found, self.exact = images, follow, found, exact
+        self.pools: list[PoolCall] = []
 
     def attention_result(
         self, call: AttentionCall, weights: Tensor | None, values: Tensor | None, compute: Callable[..., Tensor]
@@ -168,20 +177,34 @@ class _Prober(AttentionObserver):
     def on_other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Keeps differences between images in place."""
         result = super().on_other(func, args, kwargs)
-        if func in (*SPATIAL, *FROM_FIRST, F.unfold, F.group_norm) and isinstance(result, Tensor) and args:
-            if func is F.unfold:
+        pooling = token_pooling(func, args, kwargs) if args and isinstance(result, Tensor) else None
+        if pooling is not None:
+            call = find_pool_call(pooling, args[0], result, self.images)
+            self.pools += [] if call is None else [call]
+        sequence = self.exact and isinstance(pooling, SequencePooling)
+        resampled = self.exact and func is F.interpolate
+        known = sequence or resampled or func in (*SPATIAL, *FROM_FIRST, F.unfold, F.group_norm)
+        if known and isinstance(result, Tensor) and args:
+            if sequence:  # a map of one row
+                kept = keep_in_place(args[0].unsqueeze(2), result.unsqueeze(2), self.images, pooling).squeeze(2)
+            elif func is F.unfold:
                 kept = unfold_in_place(result, self.images, *args, **kwargs)
             elif func is F.group_norm:
                 kept = norm_by_first(result, self.images, *args, **kwargs)
             elif func in FROM_FIRST:
                 kept = take_first(result, self.images)
             else:
-                kernels = kernel_places(func, args, kwargs) if self.exact else None
+                kernels = pooling or kernel_places(func, args, kwargs) if self.exact else None
                 kept = keep_in_place(args[0], result, self.images, kernels)
             kept._attention_marks = getattr(result, "_attention_marks", ())  # type: ignore[attr-defined]
             return kept
-        if self.exact and func in MAXIMA and isinstance(result, Tensor) and len(args) + len(kwargs) == 2:
-            return keep_maxima_in_place(args[0], result, self.images, args[1] if len(args) > 1 else kwargs["dim"])
+        if self.exact and func in MAXIMA and len(args) + len(kwargs) == 2 and args:
+            dim = args[1] if len(args) > 1 else kwargs.get("dim")
+            if isinstance(result, torch.return_types.max):
+                values = keep_maxima_in_place(args[0], result[0], self.images, dim)
+                return torch.return_types.max((values, result[1]))
+            if isinstance(result, Tensor):
+                return keep_maxima_in_place(args[0], result, self.images, dim)
         return result
 
     def _collect(self, call: AttentionCall) -> None:
@@ -190,6 +213,7 @@ class _Prober(AttentionObserver):
         if responses is not None:
             evidence.image_axis, queries, keys = responses
             evidence.queries, evidence.keys = [queries], [keys]
+            evidence.pools = [pool for pool in self.pools if pool.outputs in call.logits[-2:]]
         call.q = call.k = torch.empty(0)
 
 

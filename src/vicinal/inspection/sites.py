@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from vicinal.cells import Cells, Layout
 from vicinal.grid import Grid
 from vicinal.inspection.attention_mode import Operation, Step
+from vicinal.inspection.exact_centers import needs_exact_centers, with_exact_centers
 from vicinal.inspection.head_layout import HeadLayout
 from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.pair_layout import pair_layout
@@ -114,11 +114,11 @@ def find_sites(
         merge_evidence(found, collect_evidence(runner, count, 1, follow))
         progress()
     placements = {key: decide(evidence, aspect) for key, evidence in found.items()}
-    if any(_is_pooled(placement) for placement in placements.values()):
+    if any(needs_exact_centers(placement, found[key]) for key, placement in placements.items()):
         centers = collect_evidence(runner, count, 0, follow, exact=True)
         progress()
         placements = {
-            key: _with_centers(placement, decide(centers[key], aspect)) if key in centers else placement
+            key: with_exact_centers(placement, centers[key], aspect) if key in centers else placement
             for key, placement in placements.items()
         }
     found = {key: evidence for key, evidence in found.items() if evidence.call.used}
@@ -134,25 +134,6 @@ def find_sites(
         different = Refusal(RefusalKind.SEVERAL, f"it runs {len(runs)} times in one pass, on different tokens")
         sites += runs[0] if alike else [replace(site, layout=None, refusal=different) for site in runs[0]]
     return sites
-
-
-def _is_pooled(placement: Placement) -> bool:
-    queries, keys = placement.queries, placement.keys
-    return isinstance(queries, Cells) and isinstance(keys, Cells) and not queries.same_as(keys)
-
-
-def _with_centers(placement: Placement, exact: Placement) -> Placement:
-    """Returns a placement of pooled keys with the exact centers of lines, if both probes found the same cells."""
-    queries, keys = placement.queries, placement.keys
-    if not _is_pooled(placement) or not _same_placement(placement, exact):
-        return placement
-    assert isinstance(queries, Cells)
-    assert isinstance(keys, Cells)
-    centers: list[Any] = [exact.queries, exact.keys]
-    sides = [
-        replace(one, origin=two.origin, pitch=two.pitch) for one, two in zip((queries, keys), centers, strict=True)
-    ]
-    return replace(placement, queries=sides[0], keys=sides[1])
 
 
 def _is_silent(placement: Placement) -> bool:
@@ -254,6 +235,8 @@ def _site(
 
 def _layout(placement: Placement) -> Layout | Refusal:
     """Returns the grid and order that queries and keys share, or why there is none."""
+    if placement.pairs is not None:
+        return placement.pairs
     queries, keys = placement.queries, placement.keys
     if isinstance(queries, Refusal) or isinstance(keys, Refusal):
         return queries if isinstance(queries, Refusal) else keys  # type: ignore[return-value]

@@ -17,8 +17,12 @@ from vicinal.inspection.attention_observer import observe_attention
 from vicinal.inspection.model_runner import ModelRunner, restored_attributes
 from vicinal.inspection.shared_layout import has_layout
 from vicinal.inspection.sites import AttentionSite, find_sites
+from vicinal.token_pooling import PooledTokens
 
 __all__ = ["KnownSize", "SizeRule", "finer_grid", "grid_at", "lines_at", "probe_other_size", "size_rule"]
+
+Sides = tuple[TokenLines | PooledTokens, TokenLines | PooledTokens]
+"""Queries and keys."""
 
 
 class SizeRule(Enum):
@@ -70,35 +74,41 @@ def grid_at(rule: SizeRule, known: KnownSize, image: tuple[int, int], tokens: in
 
 
 def lines_at(
-    rule: SizeRule,
-    lines: tuple[TokenLines, TokenLines],
-    before: tuple[int, int],
-    image: tuple[int, int],
-    tokens: tuple[int, int],
-) -> tuple[TokenLines, TokenLines] | None:
+    rule: SizeRule, lines: Sides, before: tuple[int, int], image: tuple[int, int], tokens: tuple[int, int]
+) -> Sides | None:
     """Returns the lines of queries and keys on images of another size, or None if they are not known.
 
     Args:
         rule: how they change.
-        lines: those on images of the size `before`; their steps and first places in patches stay.
+        lines: those on images of the size `before`; their steps and first places in patches stay, and so does the
+            pooling that one side is made by from the patches of the other.
         before: height and width.
         image: height and width now.
         tokens: numbers of queries and of keys now.
     """
     if rule not in (SizeRule.FOLLOWS, SizeRule.UNTRIED):
         return None
-    found = []
-    for side, count in zip(lines, tokens, strict=True):
-        grid = Grid(side.rows, side.columns, side.prefix + side.suffix)
-        other = grid_at(SizeRule.FOLLOWS, KnownSize(before, grid, (side.rows, side.columns)), image, count)
-        if other is None:
-            return None
-        found.append(replace(side, rows=other.height, columns=other.width))
+    found: list[TokenLines | PooledTokens] = list(lines)
+    for number, side in enumerate(lines):
+        if isinstance(side, TokenLines):
+            grid = Grid(side.rows, side.columns, side.prefix + side.suffix)
+            other = grid_at(SizeRule.FOLLOWS, KnownSize(before, grid, (side.rows, side.columns)), image, tokens[number])
+            if other is None:
+                return None
+            found[number] = replace(side, rows=other.height, columns=other.width)
+    for number, side in enumerate(lines):
+        if isinstance(side, PooledTokens):
+            patches = found[1 - number]
+            found[number] = replace(side, rows=patches.rows, columns=patches.columns)
+            if found[number].tokens != tokens[number]:
+                return None
     return found[0], found[1]
 
 
-def finer_grid(queries: TokenLines, keys: TokenLines) -> Grid:
-    """Returns the grid that all offsets between queries and keys fit in: that of the finer side."""
+def finer_grid(queries: TokenLines | PooledTokens, keys: TokenLines | PooledTokens) -> Grid:
+    """Returns the grid that all offsets between queries and keys fit in: that of the finer side, or of a pooled map."""
+    if isinstance(queries, PooledTokens) or isinstance(keys, PooledTokens):
+        return Grid(queries.rows, queries.columns)
     extents = [max(max(abs(key), abs(query)) for key, query in _corners(queries, keys, axis)) for axis in (0, 1)]
     sizes = []
     for axis, extent in enumerate(extents):

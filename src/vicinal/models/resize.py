@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from timm.layers import resample_abs_pos_embed
 from torch import nn
 
 from vicinal.attachment import detach, get_priors
@@ -33,14 +34,16 @@ def resize(model: nn.Module, img_size: ImageSize, *, rescale: bool = True) -> No
     declared: Any = getattr(model, "pretrained_cfg", None) or {}
     if "input_size" not in declared or not hasattr(model, "set_input_size"):
         raise VicinalError(f"{type(model).__name__} cannot change the size of its images; make it with img_size={size}")
-    channels, *before = declared["input_size"]
+    channels = declared["input_size"][0]
+    # What timm declares is the size of the pretrained weights, whatever the img_size that the model was made with.
+    before = getattr(getattr(model, "patch_embed", None), "img_size", None) or declared["input_size"][1:]
     if tuple(before) == size:
         return
     check_patch(declared.get("architecture", type(model).__name__), size, cut_of(model))
     written, trained = priors_to_config(model), get_priors(model)
     modes = {name: module.training for name, module in model.named_modules()}
     detach(model)
-    model.set_input_size(img_size=size)  # type: ignore[operator]
+    _set_input_size(model, size)
     with torch.random.fork_rng():  # what the new priors start from is overwritten
         attach_priors(model, written, (channels, *size))
     for name, module in model.named_modules():
@@ -52,3 +55,20 @@ def resize(model: nn.Module, img_size: ImageSize, *, rescale: bool = True) -> No
     arguments: Any = getattr(model, "model_args", None)
     if arguments is not None and "img_size" in arguments:
         arguments["img_size"] = size
+
+
+def _set_input_size(model: Any, size: tuple[int, int]) -> None:
+    """Sets the size of a model's images, and interpolates its positions.
+
+    timm leaves positions as they are where the new grid has as many patches, though in other rows and columns.
+    """
+    positions = getattr(model, "pos_embed", None)
+    before = getattr(getattr(model, "patch_embed", None), "grid_size", None)
+    model.set_input_size(img_size=size)
+    if not isinstance(positions, nn.Parameter) or model.pos_embed is not positions or before is None:
+        return
+    after = model.patch_embed.grid_size
+    prefix = positions.shape[1] - before[0] * before[1]
+    if tuple(after) != tuple(before) and positions.dim() == 3 and prefix >= 0:
+        resampled = resample_abs_pos_embed(positions.detach(), after, before, num_prefix_tokens=prefix)
+        model.pos_embed = nn.Parameter(resampled, requires_grad=positions.requires_grad)

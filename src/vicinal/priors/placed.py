@@ -33,9 +33,10 @@ class TokenPairs:
 
     def __init__(self, offsets: Tensor) -> None:
         placed = ~offsets.isnan().any(-1)
-        steps = (offsets[placed].double() * OFFSET_RESOLUTION).round()
-        distinct, number = steps.unique(dim=0, return_inverse=True)
-        self.offsets = distinct / OFFSET_RESOLUTION
+        given = offsets[placed].double()
+        distinct, number = (given * OFFSET_RESOLUTION).round().unique(dim=0, return_inverse=True)
+        self.offsets = torch.empty_like(distinct)
+        self.offsets[number] = given  # not the rounded ones: means of three patches lie on thirds
         """The distinct offsets, `(n, 2)`."""
         self.index = torch.full(placed.shape, len(distinct))
         """Which of them is that of each pair, `(queries, keys)`; n where a token has no place."""

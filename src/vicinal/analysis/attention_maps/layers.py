@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vicinal.cells import Cells
+from vicinal.cells import Cells, PairLayout
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_tap import find_attention
 from vicinal.inspection.layer_selection import Layers, select_layers
@@ -29,11 +29,22 @@ class AttentionLayer:
     """Among the model's attention layers, from 0."""
     site: AttentionSite
     cells: Cells
-    """Cells of the keys; the queries are in the same ones, unless a single query reads the image."""
+    """Cells of the keys, which a map is made of."""
     single: bool
     """Whether one query reads the image, as in CaiT's class layers and attention pooling; else all tokens do."""
     image: tuple[int, int]
     """Height and width of the images, in pixels."""
+
+    @property
+    def query_cells(self) -> Cells:
+        """Cells of the queries; those of the keys, if a single query reads the image."""
+        queries = self.site.queries
+        return queries if isinstance(queries, Cells) and not self.single else self.cells
+
+    @property
+    def pooled(self) -> bool:
+        """Whether queries and keys are in other cells, as pooled keys and halos are."""
+        return not self.query_cells.same_as(self.cells)
 
     @property
     def name(self) -> str:
@@ -52,9 +63,19 @@ class AttentionLayer:
         return self.cells.rows, self.cells.columns
 
     @property
+    def query_size(self) -> tuple[int, int]:
+        """Rows and columns of the queries' cells."""
+        return self.query_cells.rows, self.query_cells.columns
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches: of the finer of queries and keys."""
+        return max(self.size[0], self.query_size[0]), max(self.size[1], self.query_size[1])
+
+    @property
     def patch(self) -> tuple[float, float]:
-        """Height and width of a cell, in pixels."""
-        return self.image[0] / self.size[0], self.image[1] / self.size[1]
+        """Height and width of a patch, in pixels."""
+        return self.image[0] / self.grid[0], self.image[1] / self.grid[1]
 
     @property
     def windows(self) -> int:
@@ -68,8 +89,29 @@ class AttentionLayer:
 
     @property
     def placed(self) -> Tensor:
-        """Returns which tokens of each window have a place in the image, bool `(windows, tokens)`."""
+        """Returns which keys of each window have a place in the image, bool `(windows, keys)`."""
         return self.cells.index >= 0
+
+    @property
+    def placed_queries(self) -> Tensor:
+        """Returns which queries of each window have a place in the image, bool `(windows, queries)`."""
+        return self.query_cells.index >= 0
+
+    @property
+    def offsets(self) -> Tensor:
+        """Returns rows and columns from each query to each key in patches, `(windows or 1, queries, keys, 2)`.
+
+        They mean nothing where one of the two has no place.
+
+        Raises:
+            VicinalError: if queries and keys are in other cells, and their distance is not clear.
+        """
+        if not self.pooled:
+            places = self.cells.coordinates.double()
+            return places[:, None] - places[:, :, None]
+        if not isinstance(self.site.layout, PairLayout):
+            raise VicinalError(f"{self.name} has no distances: {self.site.reason}")
+        return self.site.layout.offsets.double().nan_to_num()[None]
 
     @property
     def prefix(self) -> int:
@@ -86,7 +128,10 @@ class AttentionLayer:
         """Returns which pairs of tokens came into one window across the image's edge, bool `(windows, tokens, tokens)`.
 
         Rows, or columns, of a window that are further apart than those of other windows are on two sides of the edge.
+        Where keys are pooled, that is not looked for.
         """
+        if self.pooled:
+            return torch.zeros(self.windows, self.query_cells.tokens, self.keys, dtype=torch.bool)
         pairs = torch.zeros(self.windows, self.keys, self.keys, dtype=torch.bool)
         for axis in (0, 1):
             lines = self.cells.coordinates[..., axis].contiguous()

@@ -32,7 +32,9 @@ class AttentionMap:
     """Which heads, from 0; None for their mean."""
     values: Tensor
     """Attention to each patch, `(n, heads, rows, columns)`; the mean over heads has that axis too, of length 1. What
-    goes to tokens without a place is left out, so the sum over patches may be below 1."""
+    goes to tokens without a place is left out, so the sum over patches may be below 1. Pooled keys are patches here."""
+    query_grid: tuple[int, int] | None = None
+    """Rows and columns of the patches that `query` counts; None for those of the map, unless its keys are pooled."""
 
     @property
     def map(self) -> Tensor:
@@ -143,7 +145,7 @@ def attention_maps(
     maps = []
     for layer, values in zip(reader.layers, reader.reduce(keep), strict=True):
         shown = None if heads == "mean" else tuple(head % layer.heads for head in chosen or range(layer.heads))
-        maps.append(AttentionMap(reader.model, layer.name, queries[layer.name], shown, values))
+        maps.append(AttentionMap(reader.model, layer.name, queries[layer.name], shown, values, layer.query_size))
     return maps
 
 
@@ -167,14 +169,14 @@ def _attention_of_query(layer: AttentionLayer, weights: Tensor, query: Query) ->
         weights: `(n, windows, heads, queries, keys)`.
         query: one that the layer has. Where every window has a class token, `class` is the mean over them.
     """
-    share = torch.zeros(weights.shape[1], weights.shape[3])  # of each query token in the result
+    share = torch.zeros(weights.shape[1], weights.shape[3], dtype=weights.dtype)  # of each query token in the result
     if query == "class":
         share[:, 0] = 1
     elif query == "mean":
-        share[layer.placed] = 1
+        share[layer.placed_queries] = 1
     else:
         row, column = query
-        share[layer.cells.index == row * layer.size[1] + column] = 1
+        share[layer.query_cells.index == row * layer.query_size[1] + column] = 1
     tokens = share.any(0).nonzero()[:, 0]  # no other rows are computed with
     share = (share / share.sum())[:, tokens].to(weights)
     attended = torch.einsum("nwhqk,wq->nhwk", weights[..., tokens.to(weights.device), :], share)

@@ -188,7 +188,7 @@ def _show(axes: "Axes", panel: Panel, scale: "Normalize") -> Any:
         axes.imshow(FAINTEST + (1 - FAINTEST) * panel.picture.mean(2), **gray, **whole)
         drawn = axes.imshow(panel.relative, cmap=COLOURS, norm=scale, alpha=0.7, **whole)
     if panel.of is not None and isinstance(panel.of.query, tuple):
-        rows, columns = panel.of.values.shape[-2:]
+        rows, columns = panel.of.query_grid or panel.of.values.shape[-2:]
         row, column = panel.of.query
         corner, size = (column * width / columns, row * height / rows), (width / columns, height / rows)
         axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=MARK, linewidth=1.5))

@@ -44,17 +44,17 @@ def query_in(model: nn.Module, layer: AttentionLayer, query: Query | None) -> Qu
 
 
 def patch_in(layer: AttentionLayer, query: Query, first: AttentionLayer) -> Query:
-    """Returns the patch of a layer's map that holds a patch of the first layer's map; other queries as they are.
+    """Returns the query of a layer that holds a patch among the first layer's queries; other queries as they are.
 
     Raises:
         VicinalError: if the first layer has no such patch.
     """
     if isinstance(query, str):
         return query
-    (row, column), (rows, columns) = query, first.size
+    (row, column), (rows, columns) = query, first.query_size
     if not (0 <= row < rows and 0 <= column < columns):
         raise VicinalError(
             f"{first.name} has a grid of {rows} x {columns} patches; a query must be a row from 0 to {rows - 1} and a "
             f"column from 0 to {columns - 1}, got {row} {column}"
         )
-    return row * layer.size[0] // rows, column * layer.size[1] // columns
+    return row * layer.query_size[0] // rows, column * layer.query_size[1] // columns

@@ -82,6 +82,11 @@ class _Product:
         if self.first.single:
             raise VicinalError("rollout needs layers in which patches attend to patches; choose others with layers=")
         for layer in layers:
+            if layer.pooled:
+                raise VicinalError(
+                    f"rollout cannot follow {layer.name}: its keys are not its queries, {layer.cells} and "
+                    f"{layer.query_cells}; choose others with layers="
+                )
             if layer.windows > 1 and (layer.single or layer.prefix):
                 raise VicinalError(f"rollout cannot follow {layer.name}: its windows have tokens of their own")
             if not _fits(self.first, layer):
@@ -138,6 +143,8 @@ def _last(layers: list[AttentionLayer]) -> list[AttentionLayer]:
     """Returns the last layers that can be rolled out together."""
     found: list[AttentionLayer] = []
     for layer in layers:
+        if layer.pooled:
+            continue
         if found and _fits(found[0], layer):
             found.append(layer)
         elif not layer.single:

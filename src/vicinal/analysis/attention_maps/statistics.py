@@ -37,7 +37,7 @@ class LayerStatistics:
     name: str
     """Of the module."""
     grid: tuple[int, int]
-    """Rows and columns of patches."""
+    """Rows and columns of patches; where keys or queries are pooled, of the others."""
     patch: tuple[float, float]
     """Height and width of a patch, in pixels."""
     windows: int
@@ -153,7 +153,7 @@ def attention_statistics(
         name: what to call the model; by default its architecture.
         batch_size: images at a time, which bounds the memory.
     """
-    reader = attention_reader(model, images, name=name, batch_size=batch_size)
+    reader = attention_reader(model, images, check=_check_distances, name=name, batch_size=batch_size)
     measured = reader.reduce(_measure)
     layers = []
     for layer, values in zip(reader.layers, measured, strict=True):
@@ -165,7 +165,7 @@ def attention_statistics(
             LayerStatistics(
                 layer=layer.index + 1,
                 name=layer.name,
-                grid=layer.size,
+                grid=layer.grid,
                 patch=layer.patch,
                 windows=layer.windows,
                 keys=layer.keys,
@@ -178,6 +178,12 @@ def attention_statistics(
             )
         )
     return AttentionStatistics(reader.model, len(measured[0]), tuple(layers), reader.left_out)
+
+
+def _check_distances(layer: AttentionLayer) -> None:
+    """Raises VicinalError if the distances between queries and keys are not known."""
+    if not layer.single:
+        _ = layer.offsets
 
 
 def _measure(layer: AttentionLayer, weights: Tensor) -> Tensor:
@@ -194,10 +200,10 @@ def _measure(layer: AttentionLayer, weights: Tensor) -> Tensor:
     attended = torch.einsum("nwhqk,wqkm->nwhqm", weights, lengths)
     uniform = torch.einsum("wqk,wqkm->wqm", visible.to(weights), lengths)[:, None].expand_as(attended)
     distances = [each[..., :2] / each[..., 2:] for each in (attended, uniform)]
-    highest = visible.sum(-1).log()[:, None, :, None]
+    highest = visible.sum(-1).to(weights).log()[:, None, :, None]
     by_query = torch.cat([*distances, entropy, entropy / highest], -1)
     # NaN: queries without a place, and 0 / 0 of a query that attends to no patch or can attend to one key only.
-    placed = layer.placed.to(weights.device)[:, None, :, None]
+    placed = layer.placed_queries.to(weights.device)[:, None, :, None]
     return by_query.masked_fill(~placed, math.nan).nanmean((1, 3))
 
 
@@ -219,10 +225,9 @@ def _lengths(layer: AttentionLayer) -> Tensor:
 
     All three are 0 where one of the tokens has no place.
     """
-    places = layer.cells.coordinates.double()
-    offsets = places[:, :, None] - places[:, None]
+    offsets = layer.offsets
     pixels = offsets * torch.tensor(layer.patch, dtype=torch.float64)
-    pairs = (layer.placed[:, :, None] & layer.placed[:, None]).double()
+    pairs = (layer.placed_queries[:, :, None] & layer.placed[:, None]).double()
     return torch.stack([offsets.norm(dim=-1) * pairs, pixels.norm(dim=-1) * pairs, pairs], -1)
 
 

@@ -11,6 +11,10 @@ as a convolution does, whatever is in the picture. Prefix tokens are left out, a
 its own. A bias makes the same kernel at every c. A scale makes a sharper one the larger c is, an even one at c = 0, and
 one turned inside out below.
 
+Where keys or queries are pooled over the whole image, patches are those of the finer side. The softmax is then over the
+keys, seen from the query that is nearest to the central patch, and a key's weight is spread evenly over the patches
+that are nearest to it. In windows, or tokens in another order, the kernel is that of the prior between all patches.
+
 Where a model reads its answer off a class token, the patches of its last layer look at nothing that counts: a prior
 stays there as it started.
 """
@@ -30,6 +34,7 @@ from torch import Tensor, nn
 
 from vicinal.analysis.inputs import name_of
 from vicinal.attachment import get_priors
+from vicinal.cells import TokenLines
 from vicinal.errors import VicinalError, unknown
 from vicinal.grid import Grid
 from vicinal.priors.base import EPSILON, Prior
@@ -72,7 +77,7 @@ class LayerMask:
     bias: NDArray[np.float64] | None
     """What is added to them; None for 0."""
     convolution: NDArray[np.float64]
-    """The equivalent convolution kernel: `(heads, h, w)`, of sum 1 for each head."""
+    """The equivalent convolution kernel over patches: `(heads, h, w)`, of sum 1 for each head."""
     options: Mapping[str, NDArray[Any]]
     """What the prior learned, if it is not a free table: `(heads,)` or `(kernels, heads)`."""
     mixtures: Mapping[str, Mixture]
@@ -168,22 +173,28 @@ def masks_of(model: nn.Module, *, name: str | None = None, logit: float = 1.0) -
             f"{type(model).__name__} carries no prior, so it has no masks; `vicinal train --prior gmm` makes one that "
             "has. `vicinal analyze fit` reads a model's own position biases, `vicinal analyze attention` where it looks"
         )
+    sites: dict[str, Any] = {layer: model.get_submodule(layer).prior_site for layer in priors}
     with torch.no_grad():
-        layers = tuple(_layer(layer, prior, logit) for layer, prior in priors.items())
+        layers = tuple(_layer(layer, prior, logit, sites[layer].lines) for layer, prior in priors.items())
     return Masks(name or name_of(model), float(logit), layers)
 
 
-def _layer(name: str, prior: Prior, logit: float) -> LayerMask:
+def _layer(name: str, prior: Prior, logit: float, lines: tuple[TokenLines, TokenLines] | None) -> LayerMask:
+    """Returns what the prior of one layer does; `lines` are those of queries and keys in cells of their own."""
     height, width = prior.grid.height, prior.grid.width
     values = [None if each is None else each.double().cpu() for each in prior.values()]
     if any(each is not None and not bool(each.isfinite().all()) for each in values):
         raise VicinalError(f"the prior of {name} is not finite; train again with a lower --prior-lr")
     seen = [None if each is None else _from_centre(each, prior) for each in values]
-    scale, bias = seen
-    logits = logit * (torch.ones(prior.heads, height, width, dtype=torch.float64) if scale is None else scale)
+    scale, bias = seen if lines is None else _over_keys(prior, *lines)
+    seen_from = (height, width) if lines is None else (lines[1].rows, lines[1].columns)
+    logits = logit * (torch.ones(prior.heads, *seen_from, dtype=torch.float64) if scale is None else scale)
     logits = logits if bias is None else logits + bias
     if not bool(logits.isfinite().all()):
         raise VicinalError(f"logit is so large, {logit:g}, that the prior of {name} times it is no number; give less")
+    convolution = logits.flatten(1).softmax(1).view_as(logits)
+    if lines is not None:
+        convolution = _over_patches(convolution, prior.grid, *lines)
     shown = values if prior.per_offset else seen
     return LayerMask(
         name=name,
@@ -192,7 +203,7 @@ def _layer(name: str, prior: Prior, logit: float) -> LayerMask:
         over="offsets" if prior.per_offset else "patches",
         scale=None if shown[0] is None else _double(shown[0]),
         bias=None if shown[1] is None else _double(shown[1]),
-        convolution=_double(logits.flatten(1).softmax(1).view_as(logits)),
+        convolution=_double(convolution),
         options=readable_options(prior),
         mixtures={
             part: Mixture(float(its.constant), _double(its.alpha), _double(its.sigma))
@@ -209,6 +220,33 @@ def _from_centre(values: Tensor, prior: Prior) -> Tensor:
     if prior.per_offset:  # offset 0 is in the table's centre, and the first row of the grid is `row` above it
         return values[:, height - 1 - row :, width - 1 - column :][:, :height, :width]
     return values[:, row * width + column].view(-1, height, width)
+
+
+def _over_keys(prior: Prior, queries: TokenLines, keys: TokenLines) -> list[Tensor | None]:
+    """Returns scale and bias from the query nearest to the central patch to all keys: `(heads, rows, columns)` each."""
+    centre = _patches(prior.grid, queries, keys)[prior.grid.height // 2 * prior.grid.width + prior.grid.width // 2]
+    places = _placed(queries)
+    query = places[(places - centre).norm(dim=-1).argmin()]
+    pair = prior.at(_placed(keys) - query)
+    return [None if each is None else each.double().cpu().unflatten(1, (keys.rows, keys.columns)) for each in pair]
+
+
+def _over_patches(kernel: Tensor, grid: Grid, queries: TokenLines, keys: TokenLines) -> Tensor:
+    """Returns weights of keys `(heads, rows, columns)` spread over patches: `(heads, h, w)`, of the same sum."""
+    nearest = torch.cdist(_patches(grid, queries, keys), _placed(keys)).argmin(1)
+    share = 1 / nearest.bincount(minlength=keys.rows * keys.columns)
+    return (kernel.flatten(1) * share)[:, nearest].view(-1, grid.height, grid.width)
+
+
+def _patches(grid: Grid, queries: TokenLines, keys: TokenLines) -> Tensor:
+    """Returns row and column of each patch of the finer side, `(patches, 2)`, counted as those of the lines."""
+    first = [keys.first[axis] if keys.step[axis] == 1 else queries.first[axis] for axis in (0, 1)]
+    return _placed(TokenLines(grid.height, grid.width, (first[0], first[1]), (1, 1)))
+
+
+def _placed(lines: TokenLines) -> Tensor:
+    """Returns row and column of each token that has a place, `(rows * columns, 2)`."""
+    return lines.places[lines.prefix : lines.prefix + lines.rows * lines.columns]
 
 
 def _as_dict(layer: LayerMask) -> dict[str, Any]:

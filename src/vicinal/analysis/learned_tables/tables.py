@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from vicinal.attachment import get_priors
 from vicinal.attention.multi_head import multi_head
+from vicinal.cells import PairLayout
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_mode import BADDBMMS, AttentionMode, FusedCall
 from vicinal.inspection.model_inspection import inspect_runner, without_priors
@@ -107,7 +108,7 @@ def _not_looked_into(sites: Sequence[AttentionSite]) -> str:
     """Returns which layers could have a bias that was not read, and why; one for each reason."""
     names: dict[str, list[str]] = {}
     for site in sites:
-        names.setdefault(site.reason, []).append(site.name)
+        names.setdefault(site.reason or "its keys are not its queries", []).append(site.name)
     each = (
         f"{its[0]}{f' and {len(its) - 1} more' if len(its) > 1 else ''} ({reason})" for reason, its in names.items()
     )
@@ -117,7 +118,8 @@ def _not_looked_into(sites: Sequence[AttentionSite]) -> str:
 def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSite]]:
     """Returns tables of biases that are not our priors; and the sites that could have others."""
     inspection = inspect_runner(runner)
-    readers = [_BiasReader(site) for site in inspection.served]
+    pooled = [site for site in inspection.served if isinstance(site.layout, PairLayout)]
+    readers = [_BiasReader(site) for site in inspection.served if site not in pooled]
     hooks: list[Any] = [reader.site.module.register_forward_pre_hook(reader.open) for reader in readers]
     hooks += [reader.site.module.register_forward_hook(reader.close, always_call=True) for reader in readers]
     try:
@@ -126,7 +128,7 @@ def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSi
     finally:
         for hook in hooks:
             hook.remove()
-    return [reader.table for reader in readers if reader.table is not None], inspection.refused
+    return [reader.table for reader in readers if reader.table is not None], pooled + inspection.refused
 
 
 class _BiasReader(AttentionMode):
