@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from PIL import Image
 
 import vicinal
 from vicinal.cli.main import main
+from vicinal.files import write_json
 
 SMALL = ["--epochs", "1", "--warmup", "0", "--train-size", "128", "--val-size", "50"]
 
@@ -109,6 +111,22 @@ def test_bad_words_are_short_messages_and_leave_nothing(tmp_path, capsys, monkey
     Image.new("RGB", (8, 8)).save(tmp_path / "photos" / "cat" / "a.png")
     assert "class" in said(capsys, "train", "--dataset", "folder:photos")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("words", [["--recipe"], ["--config", "--lr", "1"], ["--resume"], ["--lr"], ["--unknown", "1"]])
+def test_flags_without_a_value_and_unknown_flags_exit_with_2(words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *words])
+    assert stopped.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_finite_is_printed(tmp_path, capsys):
+    run = vicinal.Run.create(vicinal.TrainConfig(out=tmp_path / "run"), environment={})
+    metrics = {"top1": 0.1, "top5": 0.5, "loss": math.nan, "calibration_error": 0.2, "images": 359}
+    write_json(run.folder / "results.json", {"test": metrics})
+    assert main(["train", "--resume", str(run.folder)]) == 0
+    assert "loss nan" in capsys.readouterr().out
 
 
 def test_an_unfinished_run_cannot_be_evaluated(tmp_path, capsys):

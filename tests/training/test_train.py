@@ -12,6 +12,11 @@ from vicinal.training import train as loop
 from vicinal.training.config import ConfigError
 
 
+def test_the_name_is_a_function_in_the_package_and_a_module_in_the_room():
+    assert vicinal.train is loop.train
+    assert vicinal.fit is vicinal.train
+
+
 def test_a_run_leaves_what_the_design_says(tmp_path, capsys):
     run = vicinal.train(config(tmp_path / "run", prior="gmm"))
     lines = capsys.readouterr().out.splitlines()
@@ -67,6 +72,27 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch, precisio
         vicinal.train(config(tmp_path / "run", precision=precision))
     assert [file.name for file in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004.safetensors"]
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_losses_read_in_groups_as_on_a_gpu_give_the_same_run(tmp_path, monkeypatch):
+    """An epoch has 4 steps: groups of 3 and 1."""
+
+    class GroupsOfThree(loop.LossBuffer):
+        def __init__(self, accelerator):
+            super().__init__(accelerator)
+            self.size = 3
+
+    def broken(state, settings, step, images, labels):
+        loss = real(state, settings, step, images, labels)
+        return loss * math.nan if step == 5 else loss  # in the middle of a group
+
+    one_by_one = vicinal.train(config(tmp_path / "one"))
+    monkeypatch.setattr(loop, "LossBuffer", GroupsOfThree)
+    assert_same_run(one_by_one, vicinal.train(config(tmp_path / "groups")))
+    real = loop.train_step
+    monkeypatch.setattr(loop, "train_step", broken)
+    with pytest.raises(VicinalError, match=r"nan at step 6 \(epoch 2\)"):
+        vicinal.train(config(tmp_path / "broken"))
 
 
 def test_pieces_of_a_step_add_up_to_the_step(tmp_path):
