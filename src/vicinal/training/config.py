@@ -98,7 +98,7 @@ class TrainConfig:
     transmix: Literal["paper", "reference"] = "paper"
     """TransMix labels: from attention as in the paper; or, as in its code, normalized and averaged with the area."""
     mixup_share: float = 0.0
-    """With transmix: fraction of the mixed batches that use Mixup."""
+    """With transmix: fraction of the mixed batches, or images, that use Mixup."""
     smoothing: float = 0.1
     """Label smoothing."""
 

@@ -104,6 +104,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
 
 
 def _train(config: TrainConfig, run: Run | None) -> Run:
+    """Trains a new run, or `run` from its last checkpoint. Returns the run."""
     # Set up devices, data, model and optimizer.
     accelerator = make_accelerator(config)
     is_main = accelerator.is_main_process
