@@ -31,8 +31,8 @@ from measuring import interleaved, print_table
 from vicinal.data import Augmentation, Images, Loader, Preprocessing, open_source
 from vicinal.data.catalog import CIFAR10
 from vicinal.training.config import recipe
-from vicinal.training.environment import keep_memory
-from vicinal.training.setup import Job, prepare, start
+from vicinal.training.cpu_memory import keep_freed_memory
+from vicinal.training.setup import TrainState, make_accelerator, prepare
 from vicinal.training.train import train_step
 
 BACKBONES = ("vit", "swin", "cait", "pit", "t2t")
@@ -61,11 +61,11 @@ def bare_step(network: nn.Module, optimizer: torch.optim.Optimizer, images: Tens
     optimizer.step()
 
 
-def endless(job: Job) -> Iterator[tuple[Tensor, Tensor]]:
+def endless(state: TrainState) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches, epoch after epoch."""
     epoch = 0
     while True:
-        yield from job.train.batches(epoch)
+        yield from state.train.batches(epoch)
         epoch += 1
 
 
@@ -73,19 +73,19 @@ def loop(dataset: str, cache: Path, name: str, rounds: int) -> None:
     """A step of the loop next to the bare step."""
     settings = {"model": "vit", "prior": "gmm", "img_size": 32, "batch_size": 128}
     config = recipe(name, **settings, dataset=dataset, cache_dir=cache, device="cpu")
-    job = prepare(config, start(config))
-    batches, steps = endless(job), 0
+    state = prepare(config, make_accelerator(config))
+    batches, steps = endless(state), 0
     images, labels = next(batches)
-    mixed = job.mixing(images, labels, seed=0)
+    mixed = state.mixing(images, labels, seed=0)
     images, targets = mixed.images, mixed.targets()
 
     def whole() -> None:
         nonlocal steps
-        train_step(job, config, steps, *next(batches)).item()
+        train_step(state, config, steps, *next(batches)).item()
         steps += 1
 
-    contenders = {"bare step": lambda: bare_step(job.network, job.optimizer, images, targets), "loop": whole}
-    with keep_memory():  # as `fit` does
+    contenders = {"bare step": lambda: bare_step(state.raw_model, state.optimizer, images, targets), "loop": whole}
+    with keep_freed_memory():  # as `train` does
         times = interleaved(contenders, rounds)
     print_table(f"vit + gmm, 32 px, batch 128, recipe {name}", times)
     rates = {key: 128 / statistics.median(values) for key, values in times.items()}
@@ -150,7 +150,7 @@ def loading(dataset: str, cache: Path, rounds: int) -> None:
 
 def child(name: str, keep: bool, steps: int) -> None:
     """Steps of one backbone in this process: prints their seconds, and page faults a step, as JSON."""
-    with keep_memory(keep):
+    with keep_freed_memory(keep):
         torch.manual_seed(0)
         network = vicinal.create_model(name, prior="gmm", img_size=32)
         optimizer = torch.optim.AdamW(network.parameters())

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vicinal.training.run_folder import Run as Run
     from vicinal.training.train import fit as fit
     from vicinal.training.train import resume as resume
+    from vicinal.training.train import train as train
 
 _HOME = {
     "Grid": "vicinal.grid",
@@ -59,6 +60,7 @@ _HOME = {
     "resume": "vicinal.training.train",
     "save": "vicinal.models",
     "tap": "vicinal.inspection",
+    "train": "vicinal.training.train",
 }
 
 __all__ = [*_HOME, "__version__"]

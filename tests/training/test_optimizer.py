@@ -56,6 +56,6 @@ def test_the_schedule_keeps_the_ratio(tmp_path):
     assert rates[99][0] < 2e-6
 
 
-def test_an_unknown_optimiser_is_named():
-    with pytest.raises(VicinalError, match=r"unknown --opt 'adamww'; did you mean 'adamw'"):
+def test_an_unknown_optimizer_is_named():
+    with pytest.raises(VicinalError, match=r"opt 'adamww'.*'adamw'"):
         create_optimizer(vicinal.create_model("vit-micro"), TrainConfig(opt="adamww"))

@@ -10,6 +10,7 @@ import tyro
 
 from vicinal.cli._models import Look, as_file_name, folder_for, layer_of, subjects_of, writing
 from vicinal.errors import VicinalError
+from vicinal.files import write_json
 
 __all__ = ["run"]
 
@@ -92,7 +93,7 @@ def erf(
             field.save(folder / f"{stems[label]}.npz")
         for stem, figure in figures.items():
             figure.savefig(folder / f"{stem}.png", dpi=130)
-        (folder / "erf.json").write_text(json_.dumps(documents, indent=1) + "\n")
+        write_json(folder / "erf.json", documents)
     print(json_.dumps(documents) if json else _table(documents))
     if not json:
         fields = "erf.npz" if len(found) == 1 else f"{len(found)} times erf-*.png and .npz"

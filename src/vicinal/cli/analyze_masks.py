@@ -87,9 +87,9 @@ def _mixtures(found: "Masks", layers: Sequence[str]) -> "dict[str, Figure]":
 
 
 def _no_history(folder: Path) -> str:
-    from vicinal.training.prior_history import PRIORS
+    from vicinal.training.prior_history import PRIORS_FILE
 
-    why = f"{folder / PRIORS} has no rows" if (folder / PRIORS).is_file() else f"the run has no {PRIORS}"
+    why = f"{folder / PRIORS_FILE} has no rows" if (folder / PRIORS_FILE).is_file() else f"the run has no {PRIORS_FILE}"
     return f"{why}, so there is no history to draw"
 
 

@@ -1,10 +1,13 @@
-"""`vicinal eval`: a finished run on one of its splits."""
+"""`vicinal eval`: evaluates a finished run on one of its splits."""
 
 import json as json_
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from vicinal.training.evaluate import Evaluation
 
 __all__ = ["run"]
 
@@ -17,35 +20,43 @@ def evaluate_run(
     device: Literal["auto", "cpu"] = "auto",
     json: bool = False,
 ) -> None:
-    """Evaluate a finished run on a split of its own data, without augmentation.
+    """Evaluates a finished run on a split of its own dataset, without augmentation.
 
     Args:
-        run: folder of the run.
-        split: which images.
-        batch_size: images at a time.
-        device: auto is a GPU where there is one.
-        json: print everything, with the confusion matrix, as JSON.
+        run: Run folder.
+        split: Images to evaluate on.
+        batch_size: Number of images in a batch.
+        device: auto: a GPU if there is one.
+        json: Print all metrics as JSON, with the confusion matrix.
     """
     from vicinal.training.evaluate import evaluate_split
     from vicinal.training.run_folder import Run
 
-    found, class_names = evaluate_split(Run(run), split, batch_size=batch_size, device=device)
+    evaluation, class_names = evaluate_split(Run(run), split, batch_size=batch_size, device=device)
     if json:
-        print(json_.dumps({"split": split, "class_names": class_names, **found.as_dict()}))
-        return
-    print(f"{split}: {found.images:,} images")
-    print(f"top-1 {100 * found.top1:.2f}%   top-5 {100 * found.top5:.2f}%   loss {found.loss:.4f}")
-    print(f"calibration error {100 * found.calibration_error:.2f}%\n")
+        print(json_.dumps({"split": split, "class_names": class_names, **evaluation.as_dict()}))
+    else:
+        print(format_evaluation(evaluation, split, class_names))
+
+
+def format_evaluation(evaluation: "Evaluation", split: str, class_names: Sequence[str]) -> str:
+    """Returns the metrics as text, with a table of accuracies and most frequent confusions by class."""
     width = max(len("class"), *map(len, class_names))
-    print(f"{'class':{width}}  {'images':>6}  {'right':>6}  most often taken for")
-    for number, name in enumerate(class_names):
-        row = found.confusion[number]
-        right = found.per_class[number]
-        others = sorted(((count, other) for other, count in enumerate(row) if other != number and count), reverse=True)
-        taken = ", ".join(f"{class_names[other]} {count}" for count, other in others[:3])
-        print(f"{name:{width}}  {sum(row):6}  {'-' if right is None else f'{100 * right:.1f}%':>6}  {taken}")
+    lines = [
+        f"{split}: {evaluation.images:,} images",
+        f"top-1 {100 * evaluation.top1:.2f}%   top-5 {100 * evaluation.top5:.2f}%   loss {evaluation.loss:.4f}",
+        f"calibration error {100 * evaluation.calibration_error:.2f}%\n",
+        f"{'class':{width}}  {'images':>6}  {'right':>6}  most often taken for",
+    ]
+    for index, name in enumerate(class_names):
+        row, accuracy = evaluation.confusion[index], evaluation.per_class[index]
+        errors = sorted(((count, other) for other, count in enumerate(row) if other != index and count), reverse=True)
+        confusions = ", ".join(f"{class_names[other]} {count}" for count, other in errors[:3])
+        percent = "-" if accuracy is None else f"{100 * accuracy:.1f}%"
+        lines.append(f"{name:{width}}  {sum(row):6}  {percent:>6}  {confusions}")
+    return "\n".join(lines)
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    tyro.cli(evaluate_run, prog="vicinal eval", args=words)
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal eval`, evaluates and prints the metrics."""
+    tyro.cli(evaluate_run, prog="vicinal eval", args=args)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vicinal.errors import VicinalError, unknown
 
-__all__ = ["parse", "run", "words"]
+__all__ = ["parse", "run", "train_args"]
 
 DATASETS = {"CIFAR10": "cifar10", "CIFAR100": "cifar100", "SVHN": "svhn", "T-IMNET": "tiny-imagenet"}
 MODELS = {
@@ -19,29 +19,29 @@ MODELS = {
     "vit_d30**": "vit-d30-192",
     "vit_d60": "vit-d60",
 }
-"""Names that differ; all others are the same here."""
+"""Models with another name here. All other names are the same."""
 
 DESCRIPTION = """\
-The command line of the Gaussian mixture mask's reference program. It prints the `vicinal train` command that means
-the same, and runs it; `vicinal train --help` has many more choices."""
+The command line of the reference program for Gaussian mixture masks. It prints the equivalent `vicinal train`
+command and runs it; `vicinal train --help` has many more settings."""
 
 CORRECTIONS = """\
-what is meant differently, because the reference program gets it wrong:
-  epochs      Its epoch walks the data --ra times, 3 by default. Here an epoch is one walk, so --epochs 100 --warmup 10
-              become 300 and 30.
-  pooling     Its --is_GMM also swaps ViT's class token for mean pooling. Here --is_GMM adds the mask and changes
+differences, because of errors in the reference program:
+  epochs      Its epoch passes over the data --ra times, 3 by default. Here an epoch is one pass, so --epochs 100
+              --warmup 10 become 300 and 30.
+  pooling     Its --is_GMM also replaces ViT's class token by average pooling. Here --is_GMM adds the mask and changes
               nothing else.
   accuracy    It reports the best test accuracy over all epochs. Here the last weights are tested, once.
-  validation  It has none. Here 10% of the training images are held out, for every choice that is made.
-  decay       Its weight decay acts on the mask too. Here it spares the mask.
-  --is_SLM    Its mask starts at 0, where queries and keys learn nothing, and Swin silently goes without. Here it starts
-              at 1, and works in every model.
-  cait        Its cait is 192 wide, which is cait-192 here. The 5.1 M parameters of the paper's table are cait-tiny's,
-              which is cait here."""
+  validation  It has none. Here 10% of the training images are held out for validation.
+  decay       It applies weight decay to the mask. Here the mask has none.
+  --is_SLM    Its mask starts at 0, where queries and keys get no gradient, and Swin ignores it silently. Here it starts
+              at 1 and works in every model.
+  cait        Its cait has width 192, which is cait-192 here. The 5.1 M parameters in the paper's table are those of
+              cait-tiny, which is cait here."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The reference program's flags, with its defaults."""
+    """Returns the flags of the reference program, with its defaults."""
     parser = argparse.ArgumentParser(
         prog="main.py",
         description=DESCRIPTION,
@@ -60,40 +60,53 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--is_SLM", action="store_true", help="with an element-wise learnable mask")
     add("--num_kernals", type=int, default=5, metavar="K", help="Gaussians in a mixture (%(default)s)")
     add("--dataset", default="CIFAR10", metavar="NAME", help=f"{', '.join(DATASETS)} (%(default)s)")
-    add("--data_path", metavar="FOLDER", help="a Parquet copy of it; from the Hugging Face Hub by default")
-    add("--epochs", type=int, default=100, metavar="N", help="epochs, of --ra walks over the data each (%(default)s)")
+    add("--data_path", metavar="FOLDER", help="folder with a Parquet copy; the Hugging Face Hub by default")
+    add("--epochs", type=int, default=100, metavar="N", help="epochs, of --ra passes over the data each (%(default)s)")
     add(
         "--warmup",
         type=int,
         default=10,
         metavar="N",
-        help="the first of them, with a rising learning rate (%(default)s)",
+        help="warm-up epochs (%(default)s)",
     )
-    add("--ra", type=int, default=3, metavar="N", help="walks over the data in an epoch (%(default)s)")
+    add("--ra", type=int, default=3, metavar="N", help="passes over the data in an epoch (%(default)s)")
     add("-b", "--batch_size", type=int, default=128, metavar="N", help="images in a step (%(default)s)")
     add("--lr", type=float, default=1e-3, metavar="RATE", help="learning rate (%(default)s)")
-    add("--weight-decay", type=float, default=0.05, metavar="RATE", help="of all but the mask (%(default)s)")
+    add(
+        "--weight-decay",
+        type=float,
+        default=0.05,
+        metavar="RATE",
+        help="weight decay, not applied to the mask (%(default)s)",
+    )
     add("--sd", type=float, default=0.1, metavar="SHARE", help="stochastic depth (%(default)s)")
     add("--smoothing", type=float, default=0.1, metavar="SHARE", help="label smoothing (%(default)s)")
     add("--mix_prob", type=float, default=0.5, metavar="SHARE", help="batches with CutMix or Mixup (%(default)s)")
     add("--re", type=float, default=0.25, metavar="SHARE", help="images with random erasing (%(default)s)")
-    add("--seed", type=int, default=0, metavar="N", help="of all random choices (%(default)s)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of all random choices (%(default)s)")
     add("--no_cuda", action="store_true", help="train on the CPU")
-    add("--tag", default="", help="ends the name of the run's folder")
-    add("--resume", metavar="RUN", help="go on with a run, whose settings take the place of all others")
+    add("--tag", default="", help="suffix of the run folder")
+    add("--resume", metavar="RUN", help="continue a run with its own settings; all other flags are ignored")
     return parser.parse_args(arguments)
 
 
-def words(arguments: argparse.Namespace) -> list[str]:
-    """What to write behind `vicinal train` for the same, as far as the reference is right."""
+def train_args(arguments: argparse.Namespace) -> list[str]:
+    """Returns the equivalent arguments of `vicinal train`.
+
+    Args:
+        arguments: from `parse`.
+
+    Raises:
+        VicinalError: if the flags contradict each other, or the dataset is not known.
+    """
     if arguments.resume:
         return ["--resume", arguments.resume]
     if arguments.is_GMM and arguments.is_SLM:
-        raise VicinalError("--is_GMM and --is_SLM are two masks; choose one of them")
+        raise VicinalError("--is_GMM and --is_SLM exclude each other")
     if arguments.dataset not in DATASETS:
         raise unknown("dataset", arguments.dataset, DATASETS)
     if arguments.ra < 1:
-        raise VicinalError(f"--ra counts walks over the data, so at least 1, given {arguments.ra}")
+        raise VicinalError(f"--ra must be at least 1, got {arguments.ra}")
     model, dataset = MODELS.get(arguments.model, arguments.model), DATASETS[arguments.dataset]
     prior = "none"
     if arguments.is_GMM:
@@ -127,13 +140,13 @@ def words(arguments: argparse.Namespace) -> list[str]:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Print the command that means the same, and run it; returns the exit code."""
+    """Prints the equivalent `vicinal train` command and runs it. Returns the exit code."""
     from vicinal.cli.main import main
 
     try:
-        same = words(parse(arguments))
+        args = train_args(parse(arguments))
     except VicinalError as error:
         print(f"main.py: {error}", file=sys.stderr)
         return 2
-    print(shlex.join(["vicinal", "train", *same]), flush=True)
-    return main(["train", *same])
+    print(shlex.join(["vicinal", "train", *args]), flush=True)
+    return main(["train", *args])

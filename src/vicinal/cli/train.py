@@ -1,21 +1,22 @@
 """`vicinal train`: from a configuration to a run folder."""
 
-import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from vicinal.errors import VicinalError
 
 if TYPE_CHECKING:
+    from vicinal.training.config import TrainConfig
     from vicinal.training.run_folder import Run
 
 __all__ = ["run", "summary"]
 
-HELP = """Train a model, and write a run folder.
+HELP = """Trains a model and writes a run folder.
 
 Without any flag: vit-micro on the embedded digits, in about a minute on two cores. Other examples:
 
@@ -27,92 +28,97 @@ vicinal train --resume runs/x
 
 torchrun --nproc-per-node 2 -m vicinal train ... (or: accelerate launch -m vicinal train ...)
 
-The recipe quick is crop and flip, for small data, short runs and CPUs; paper is the GMM paper's, with AutoAugment,
-erasing, Mixup and CutMix. An epoch is one pass over the data here; the paper's program walks the data three times an
-epoch, so its 100 epochs with 10 of warm-up are 300 and 30.
+The recipe quick uses random crop and flip, for small data, short runs and CPUs. The recipe paper is that of the GMM
+paper, with AutoAugment, random erasing, Mixup and CutMix. An epoch is one pass over the data; the paper's program makes
+three passes in each epoch, so its 100 epochs with 10 of warm-up are 300 and 30 here.
 
-The figure to report is that of the test split, which is read once, at the end, with the last weights."""
+The figure to report is that of the test split, which is evaluated once, at the end, with the last weights."""
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    from vicinal.training.config import TrainConfig, recipe
+@dataclass
+class BaseFlags:
+    """The flags that determine the defaults of all other flags."""
 
-    first = _first(words)
-    if first.resume is not None:
-        from vicinal.training.run_folder import Run
+    recipe: str | None = None
+    config: Path | None = None
+    resume: Path | None = None
 
-        if first.config is not None or first.recipe is not None:
-            raise VicinalError("--resume goes on with the run's own configuration; leave --config and --recipe out")
-        base = Run(first.resume).config.changed(out=first.resume)
-    elif first.config is not None:
-        base = TrainConfig.from_yaml(first.config)
-        if first.recipe is not None:
-            raise VicinalError("give --config or --recipe; a file can say `recipe: paper` itself")
-    else:
-        base = recipe(first.recipe or "quick")
 
-    def train(
-        settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = base,
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal train`, trains or resumes, and prints the results."""
+    from vicinal.training.config import ConfigError, TrainConfig
+
+    base_flags, _ = tyro.cli(BaseFlags, prog="vicinal train", args=args, return_unknown_args=True, add_help=False)
+
+    def parse(
+        settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = _base_config(base_flags),  # noqa: B008
         *,
         recipe: Literal["quick", "paper"] = "quick",
         config: Path | None = None,
         resume: Path | None = None,
-    ) -> None:
-        """Do it.
+    ) -> TrainConfig:
+        """Returns the settings.
 
         Args:
-            settings: the run.
-            recipe: where the defaults of all other flags come from.
-            config: a YAML file with any of these settings; flags win over it.
-            resume: a run that was stopped or killed, to be continued exactly.
+            settings: of the run.
+            recipe: Defaults of all other flags.
+            config: YAML file with any of these settings; flags override it.
+            resume: Folder of a run that was stopped or killed, which continues exactly.
         """
-        _train(settings, resume)
+        return settings
 
-    tyro.cli(train, prog="vicinal train", args=words, description=HELP)
-
-
-def _first(words: Sequence[str]) -> argparse.Namespace:
-    """The flags that say where the defaults of the others come from."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--recipe")
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("--resume", type=Path)
     try:
-        return parser.parse_known_args(words)[0]
-    except argparse.ArgumentError as error:
-        raise VicinalError(str(error)) from None
+        _train(tyro.cli(parse, prog="vicinal train", args=args, description=HELP), base_flags.resume)
+    except ConfigError as error:
+        raise VicinalError(error.flag_message) from error
 
 
-def _train(settings: Any, resume_from: Path | None) -> None:
+def _base_config(flags: BaseFlags) -> "TrainConfig":
+    """Returns the configuration that the other flags change."""
+    from vicinal.training.config import TrainConfig, recipe
+
+    if flags.resume is not None:
+        from vicinal.training.run_folder import Run
+
+        if flags.config is not None or flags.recipe is not None:
+            raise VicinalError("--resume uses the configuration of the run: leave --config and --recipe out")
+        return Run(flags.resume).config.changed(out=flags.resume)
+    if flags.config is not None:
+        if flags.recipe is not None:
+            raise VicinalError("--config and --recipe exclude each other; the file can have a line `recipe: paper`")
+        return TrainConfig.from_yaml(flags.config)
+    return recipe(flags.recipe or "quick")
+
+
+def _train(config: "TrainConfig", resume_from: Path | None) -> None:
     from vicinal.training.run_folder import Run
     from vicinal.training.signals import Interrupted
-    from vicinal.training.train import fit, resume
+    from vicinal.training.train import resume, train
 
-    done = resume_from is not None and Run(resume_from).finished
+    was_finished = resume_from is not None and Run(resume_from).finished
     try:
-        run = resume(resume_from, settings) if resume_from is not None else fit(settings)
+        run = resume(resume_from, config) if resume_from is not None else train(config)
     except Interrupted as interrupted:
-        if _is_first_process():
+        if _is_main_process():
             print(f"vicinal: {interrupted}", file=sys.stderr)
         sys.exit(128 + interrupted.signal)
-    if _is_first_process():
-        print(f"{run.folder} is finished already\n" * done + summary(run))
+    if _is_main_process():
+        print(f"{run.folder} is finished already\n" * was_finished + summary(run))
 
 
-def _is_first_process() -> bool:
+def _is_main_process() -> bool:
     from accelerate import PartialState
 
     return bool(PartialState().is_main_process)
 
 
 def summary(run: "Run") -> str:
-    """What came out, and where it is."""
-    results = run.results or {}
+    """Returns one line of metrics for each split, and a line with the run folder."""
     lines = []
-    for split, found in results.items():
+    for split, metrics in (run.results or {}).items():
+        loss = "nan" if metrics["loss"] is None else f"{metrics['loss']:.4f}"  # JSON has null for NaN
         lines.append(
-            f"{split:5} top-1 {100 * found['top1']:.2f}%  top-5 {100 * found['top5']:.2f}%  loss {found['loss']:.4f}  "
-            f"calibration error {100 * found['calibration_error']:.1f}%  ({found['images']:,} images)"
+            f"{split:5} top-1 {100 * metrics['top1']:.2f}%  top-5 {100 * metrics['top5']:.2f}%  loss {loss}  "
+            f"calibration error {100 * metrics['calibration_error']:.1f}%  ({metrics['images']:,} images)"
         )
     return "\n".join([*lines, f"run folder: {run.folder}"])

@@ -1,1 +1,1 @@
-"""From a configuration to a run folder: `vicinal.fit(vicinal.TrainConfig(...))`."""
+"""From a configuration to a run folder: `vicinal.train(vicinal.TrainConfig(...))`."""

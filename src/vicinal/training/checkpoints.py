@@ -1,14 +1,17 @@
-"""Checkpoints: one safetensors file each, with the rest as JSON in its header. No pickle.
+"""Checkpoints: one safetensors file each, with JSON in its header. No pickle.
 
-A file appears whole or not at all (write aside, fsync, rename), carries a digest of its tensors, and the last two are
-kept, so that there is always one to go on from.
+    model.NAME, ema.NAME        state dicts of the model and of its moving average
+    optimizer.state.I.NAME      tensors in the state of parameter I; numbers are in the header
+    header                      progress, numbers of the optimizer, gradient scaler, SHA-256 digest of the tensors
+
+A file is written whole or not at all. The last two are kept, so that a damaged file leaves one to resume from.
 """
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,84 +21,190 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vicinal.errors import VicinalError
+from vicinal.files import replace_file
+from vicinal.training.setup import TrainState
 
-__all__ = ["latest", "pack_optimizer", "unpack_optimizer", "write"]
+__all__ = [
+    "Progress",
+    "list_checkpoints",
+    "load_checkpoint",
+    "pack_optimizer",
+    "read_checkpoint",
+    "save_checkpoint",
+    "unpack_optimizer",
+    "write_checkpoint",
+]
 
-KEPT = 2
+CHECKPOINTS_KEPT = 2
 
 
-def write(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-    """Write the checkpoint of a step, then remove all but the last two."""
+@dataclass
+class Progress:
+    """What a run has done so far. Its fields are the keys of `progress` in a checkpoint's header."""
+
+    epoch: int = 0
+    """Epochs done."""
+    position: int = 0
+    """Steps done in this epoch."""
+    step: int = 0
+    """Steps done."""
+    loss: float = 0.0
+    """Sum of the losses of this epoch's steps."""
+    seconds: float = 0.0
+    """Time of the run, without the time between an interruption and its resumption."""
+    training_seconds: float = 0.0
+    """Time of this epoch's steps."""
+    history: list[dict[str, float | None]] = field(default_factory=list)
+    """One row of metrics for each epoch done."""
+
+    def add_step(self, loss: float) -> None:
+        """Counts a step with its loss."""
+        self.step += 1
+        self.position += 1
+        self.loss += loss
+
+    def end_epoch(self, metrics: dict[str, float | None]) -> None:
+        """Appends the metrics of the epoch to the history, and goes to the start of the next epoch."""
+        self.epoch += 1
+        self.history.append(metrics)
+        self.position, self.loss, self.training_seconds = 0, 0.0, 0.0
+
+
+def save_checkpoint(run_folder: Path, state: TrainState, progress: Progress) -> None:
+    """Writes a checkpoint of the current step to the run folder."""
+    tensors = {f"model.{name}": value for name, value in state.raw_model.state_dict().items()}
+    if state.ema is not None:
+        tensors |= {f"ema.{name}": value for name, value in state.ema.module.state_dict().items()}
+    optimizer_tensors, optimizer_values = pack_optimizer(state.optimizer)
+    tensors |= {f"optimizer.{name}": value for name, value in optimizer_tensors.items()}
+    scaler = state.accelerator.scaler
+    header = {
+        "progress": asdict(progress),
+        "optimizer": optimizer_values,
+        "scaler": scaler.state_dict() if scaler is not None else None,
+    }
+    write_checkpoint(_folder(run_folder), progress.step, tensors, header)
+
+
+def load_checkpoint(run_folder: Path, state: TrainState) -> Progress:
+    """Restores model, EMA, optimizer and gradient scaler from the last checkpoint. Returns the progress.
+
+    Without a checkpoint, nothing is restored and the progress is that of a new run.
+
+    Raises:
+        VicinalError: if there are checkpoints, and all of them are damaged.
+    """
+    found = read_checkpoint(_folder(run_folder))
+    if found is None:
+        return Progress()
+    tensors, header = found
+    parts: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
+    for key, value in tensors.items():
+        part, _, name = key.partition(".")
+        parts[part][name] = value
+    state.raw_model.load_state_dict(parts["model"])
+    if state.ema is not None:
+        state.ema.module.load_state_dict(parts["ema"])
+    unpack_optimizer(state.optimizer, parts["optimizer"], header["optimizer"])
+    if state.accelerator.scaler is not None:
+        state.accelerator.scaler.load_state_dict(header["scaler"])
+    return Progress(**header["progress"])
+
+
+def list_checkpoints(run_folder: Path) -> list[Path]:
+    """Returns the checkpoint files of a run, oldest first."""
+    return _files(_folder(run_folder))
+
+
+def _folder(run_folder: Path) -> Path:
+    return run_folder / "checkpoints"
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.safetensors"))
+
+
+def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
+    """Writes the checkpoint file of a step, then removes all but the last two files.
+
+    Args:
+        folder: of the checkpoints; created if necessary.
+        step: number of steps done.
+        tensors: by name.
+        header: values that JSON can hold.
+
+    Returns:
+        The file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    file, beside = folder / f"step-{step:08d}.safetensors", folder / f".writing-{step:08d}"
+    file, temporary = folder / f"step-{step:08d}.safetensors", folder / f".writing-{step:08d}"
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, beside, metadata={"state": json.dumps(state), "digest": _digest(contiguous)})
-    _sync(beside)
-    os.replace(beside, file)
-    _sync(folder)
-    for old in sorted(folder.glob("step-*.safetensors"))[:-KEPT]:
+    save_file(contiguous, temporary, metadata={"state": json.dumps(header), "digest": _digest(contiguous)})
+    replace_file(temporary, file)
+    for old in _files(folder)[:-CHECKPOINTS_KEPT]:
         old.unlink()
     return file
 
 
-def latest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The tensors and the state of the last checkpoint that is whole; None if there is none.
+def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Returns the tensors and the header of the last checkpoint; None if there is none.
 
-    A damaged one is skipped, with a warning, for the one before.
+    A damaged file is skipped with a warning.
+
+    Raises:
+        VicinalError: if there are files, and all of them are damaged.
     """
-    files = sorted(folder.glob("step-*.safetensors"), reverse=True)
-    for file in files:
+    files = _files(folder)
+    for file in reversed(files):
         try:
-            return _read(file)
+            return _read_file(file)
         except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
-            warnings.warn(f"{file} is damaged ({error}); going on from the one before", stacklevel=2)
+            warnings.warn(f"{file} is damaged ({error}); the checkpoint before it is used", stacklevel=2)
     if files:
-        raise VicinalError(f"no checkpoint in {folder} can be read; start the run again in another folder (--out)")
+        raise VicinalError(f"all checkpoints in {folder} are damaged; start the run again in another folder (--out)")
     return None
 
 
-def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_file(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safetensors.safe_open(file, framework="pt") as content:
-        notes = content.metadata() or {}
+        metadata = content.metadata() or {}
         tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    if _digest(tensors) != notes["digest"]:
-        raise ValueError("its tensors do not match their digest")
-    return tensors, json.loads(notes["state"])
+    if _digest(tensors) != metadata["digest"]:
+        raise ValueError("the tensors do not match their digest")
+    return tensors, json.loads(metadata["state"])
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256()
+    """Returns the SHA-256 digest of names and bytes, in the order of names."""
+    digest = hashlib.sha256()
     for name in sorted(tensors):
-        total.update(name.encode())
-        total.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return total.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
+        digest.update(name.encode())
+        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """An optimiser's state as tensors by name, and the rest as what JSON can hold."""
+    """Returns the state of an optimizer as tensors and as values that JSON can hold.
+
+    The names are `state.INDEX.KEY` for a parameter and `group.INDEX.KEY` for a parameter group.
+    """
     state = optimizer.state_dict()
     entries = {
-        f"{part}.{index}.{name}": value
-        for part, each in (("state", state["state"]), ("group", dict(enumerate(state["param_groups"]))))
-        for index, values in each.items()
-        for name, value in values.items()
+        f"{part}.{index}.{key}": value
+        for part, items in (("state", state["state"]), ("group", dict(enumerate(state["param_groups"]))))
+        for index, values in items.items()
+        for key, value in values.items()
     }
     tensors = {name: value for name, value in entries.items() if isinstance(value, Tensor)}
     return tensors, {name: value for name, value in entries.items() if name not in tensors}
 
 
-def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> None:
-    """Put back what `pack_optimizer` gave."""
+def unpack_optimizer(
+    optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+) -> None:
+    """Loads into an optimizer what `pack_optimizer` returned."""
     state: dict[str, dict[int, dict[str, Any]]] = {"state": {}, "group": {}}
-    for name, value in {**tensors, **rest}.items():
+    for name, value in {**tensors, **values}.items():
         part, index, key = name.split(".", 2)
         state[part].setdefault(int(index), {})[key] = value
     groups = [state["group"][index] for index in sorted(state["group"])]

@@ -1,4 +1,4 @@
-"""What a run is: every choice in one frozen dataclass, the recipes, and YAML in and out."""
+"""The configuration of a run: all settings in one frozen dataclass, read from and written to YAML."""
 
 import math
 from dataclasses import asdict, dataclass, fields, replace
@@ -9,139 +9,170 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 import yaml
 
 from vicinal.errors import VicinalError, unknown
+from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
-__all__ = ["FREE", "RECIPES", "TrainConfig", "recipe"]
+__all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
+
+DEFAULT_MODEL = "vit-micro"
+
+RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
+"""Fields that can change when a run is resumed, because the result does not depend on them."""
+
+
+class ConfigError(VicinalError):
+    """A field of the configuration has an unusable value.
+
+    The message begins with the name of the field. The command line prints `flag_message` instead, which begins with the
+    name of the flag.
+
+    Args:
+        field: name of the field, such as `batch_size`.
+        problem: the rest of the sentence, such as `must be at least 1, got 0`.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(field, problem)
+        self.field = field
+        self.flag_message = f"--{field.replace('_', '-')} {problem}"
+
+    def __str__(self) -> str:
+        return " ".join(self.args)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that a run depends on. The defaults are the `quick` recipe's.
+    """All settings that a run depends on. The defaults are those of the recipe `quick`.
 
     >>> import vicinal
     >>> config = vicinal.TrainConfig(model="vit-mini", prior="conv", dataset="cifar10", epochs=15)
     >>> config.lr, config.smoothing
     (0.001, 0.1)
+
+    Raises:
+        ConfigError: if a value is of the wrong type or out of range.
     """
 
-    # the model
+    # Model
     model: str | None = None
-    """One of `vicinal models`, or any name of timm's; vit-micro by default."""
+    """A name from `vicinal models`, or any timm model; vit-micro by default."""
     prior: str = "none"
     """Spatial prior, such as gmm or gmm:kernels=3+gab; `vicinal priors` lists them."""
     pool: Literal["token", "avg"] | None = None
-    """Class token or mean over patches; each model's own default if not given. A prior does not change it."""
+    """Pooling: class token, or average over patches; the model's default if not given. A prior does not change it."""
     img_size: tuple[int, ...] = ()
-    """Pixels, or height and width; the set's own size if not given."""
+    """Image size in pixels: one number, or height and width; the dataset's size by default."""
     patch_size: int | None = None
-    """Pixels; each model's own if not given."""
+    """Patch size in pixels; the model's default if not given."""
     drop_path: float = 0.0
-    """Share of residual branches dropped (stochastic depth)."""
+    """Stochastic depth: probability to drop a residual branch."""
     pretrained: bool = False
-    """Start from timm's weights for this model, with a new head."""
+    """Start from timm's pretrained weights, with a new classifier head."""
     init_from: str | None = None
-    """Start from the weights of a finished run or a saved model; its model, pooling and prior come with it."""
+    """Start from the weights of a finished run or a saved model; its model, pooling and prior are used."""
 
-    # the data
+    # Data
     dataset: str = "digits"
-    """One of `vicinal datasets`, or folder:PATH, parquet:PATH, hub:ID."""
+    """A name from `vicinal datasets`, or folder:PATH, parquet:PATH, hub:ID."""
     data_dir: Path | None = None
-    """Where a Parquet copy of the set is, in place of the Hub."""
+    """Folder with a Parquet copy of the dataset; the Hub is used by default."""
     cache_dir: Path | None = None
-    """Where decoded images are kept; ~/.cache/vicinal by default."""
+    """Cache folder for decoded images; ~/.cache/vicinal by default."""
     train_size: int | None = None
-    """Train on that many images, each class in proportion; all that validation leaves by default."""
+    """Number of training images, stratified by class; by default all that are not held out for validation."""
     val_size: float = 0.1
-    """Training images held out for validation: a share below 1, or a number; 0 for none."""
+    """Training images held out for validation: a fraction below 1, or a number of images; 0 for none."""
     crop: bool = True
-    """Random crop: with padding below 96 px, random resized crop from 96 px up."""
+    """Random crop: with padding below 96 px, random resized crop from 96 px on."""
     flip: bool | None = None
-    """Mirror half of the images; by default where a mirrored image means the same (not digits, not SVHN)."""
+    """Random horizontal flip; by default for datasets whose classes allow it (not for digits and SVHN)."""
     auto_augment: bool = False
-    """AutoAugment, with the policy that fits the set."""
+    """AutoAugment with the policy for the dataset."""
     erasing: float = 0.0
-    """Probability to erase a rectangle of an image."""
+    """Probability of random erasing."""
     mix: Literal["none", "mixup", "cutmix", "both", "transmix"] = "none"
-    """Mix images and labels of a batch; both: half Mixup, half CutMix; transmix: CutMix labelled by attention."""
+    """Mix images and labels of a batch; both: Mixup or CutMix, half each; transmix: CutMix, labels by attention."""
     mix_prob: float = 0.5
-    """Share of the batches that are mixed."""
+    """Probability that a batch is mixed."""
     mix_per_example: bool = False
-    """Mix each image by chance and amount of its own, not the whole batch alike."""
+    """Draw the mixing for each image, instead of once for the whole batch."""
     transmix: Literal["paper", "reference"] = "paper"
-    """Labels by attention as it is, or as the published program does: normalised, and averaged with the area."""
+    """TransMix labels: from attention as in the paper; or, as in its code, normalized and averaged with the area."""
     mixup_share: float = 0.0
-    """With transmix: the share of what is mixed that is Mixup."""
+    """With transmix: fraction of the mixed batches, or images, that use Mixup."""
     smoothing: float = 0.1
     """Label smoothing."""
 
-    # the optimiser
+    # Optimization
     epochs: int = 50
-    """Passes over the training images."""
+    """Number of passes over the training images."""
     warmup: float = 5
-    """Epochs in which the learning rate rises."""
+    """Number of warm-up epochs, in which the learning rate rises."""
     batch_size: int = 64
-    """Images per optimiser step, over all processes."""
+    """Images per optimizer step, over all processes."""
     accumulate: int = 1
-    """Compute each step in that many pieces, for less memory."""
+    """Gradient accumulation: number of pieces that each batch is divided into, to save memory."""
     opt: str = "adamw"
-    """One of timm's optimisers."""
+    """Name of a timm optimizer."""
     lr: float = 1e-3
-    """Learning rate at its highest; a cosine takes it to min_lr."""
+    """Maximum learning rate; a cosine schedule lowers it to min_lr."""
     min_lr: float = 1e-6
     """Learning rate at the end, and at the start of the warm-up."""
     prior_lr: float = 30.0
-    """Priors learn that many times faster than the network: its widths move little in a short training otherwise."""
+    """Learning-rate multiplier for prior parameters. At 1, sigma barely moves in a short run."""
     weight_decay: float = 0.05
-    """Not for priors, norms and biases."""
+    """Weight decay; not applied to priors, norms and biases."""
     clip_grad: float | None = None
-    """Longest gradient; not clipped by default."""
+    """Maximum gradient norm; no clipping by default."""
     ema: float | None = None
-    """Decay of a moving average of the weights, such as 0.999, which is then what is evaluated and saved."""
+    """Decay of an exponential moving average of the weights, such as 0.999, which is then evaluated and saved."""
 
-    # the machine
+    # Machine
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
-    """fp16 needs a GPU; fp64 is for checks."""
+    """Precision of the computation; fp16 needs a GPU, fp64 is for tests."""
     compile: bool = False
-    """torch.compile the model."""
+    """Compile the model with torch.compile."""
     device: Literal["auto", "cpu"] = "auto"
-    """auto: a GPU where there is one."""
+    """auto: a GPU if there is one."""
     workers: int | None = None
-    """Processes that prepare images; by default none where the images are cached and training is on a CPU."""
+    """Number of processes that load images; by default 0 if images are cached and training is on a CPU."""
     seed: int = 0
-    """Every random choice derives from it."""
+    """Seed of all random choices."""
     out: Path | None = None
-    """Run folder; runs/MODEL-PRIOR-DATASET-sSEED by default. It may not exist."""
+    """Run folder; runs/MODEL-PRIOR-DATASET-sSEED by default. Must not exist yet."""
     checkpoint_minutes: float = 10.0
-    """Save a checkpoint that often, besides one at the end of every epoch."""
+    """Minutes between checkpoints; one more is saved at the end of every epoch."""
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
-            object.__setattr__(self, name, _typed(name, getattr(self, name), kind))
-        for name, (least, most, what) in _RANGES.items():
+            object.__setattr__(self, name, _convert(name, getattr(self, name), kind))
+        for name, (low, high, expected) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (least <= value <= most and math.isfinite(value)):
-                raise VicinalError(f"{_flag(name)} is {what}, given {value:g}")
+            if value is not None and not (low <= value <= high and math.isfinite(value)):
+                raise ConfigError(name, f"must be {expected}, got {value:g}")
         if len(self.img_size) > 2 or any(side < 1 for side in self.img_size):
-            raise VicinalError(f"--img-size is one number of pixels, or height and width; given {self.img_size}")
+            raise ConfigError("img_size", f"must be one number of pixels, or height and width, got {self.img_size}")
         if self.val_size >= 1 and self.val_size != int(self.val_size):
-            raise VicinalError(f"--val-size is a share below 1 or a whole number of images, given {self.val_size:g}")
+            raise ConfigError("val_size", f"must be below 1 or a whole number of images, got {self.val_size:g}")
         if self.warmup > self.epochs:
-            raise VicinalError(f"--warmup {self.warmup:g} is longer than the {self.epochs} epochs of the run")
+            raise ConfigError("warmup", f"must be at most the number of epochs ({self.epochs}), got {self.warmup:g}")
         if self.min_lr > self.lr:
-            raise VicinalError(f"--min-lr {self.min_lr:g} is above --lr {self.lr:g}")
+            raise ConfigError("min_lr", f"must be at most lr ({self.lr:g}), got {self.min_lr:g}")
         if self.init_from is not None and (self.model or self.pool or self.patch_size or self.pretrained):
-            raise VicinalError(
-                "--init-from brings its own model: leave --model, --pool, --patch-size and --pretrained out"
-            )
+            raise ConfigError("init_from", "does not go with model, pool, patch_size and pretrained: leave these out")
 
     def changed(self, **changes: Any) -> Self:
-        """The same with some fields changed."""
-        if wrong := set(changes) - _names():
-            raise unknown("field", sorted(wrong)[0], _names())
+        """Returns a copy with some fields changed.
+
+        Raises:
+            VicinalError: if there is no field of that name, or a value cannot be used.
+        """
+        if wrong := set(changes) - _field_names():
+            raise unknown("field", sorted(wrong)[0], _field_names())
         return replace(self, **changes)
 
     @property
     def folder(self) -> Path:
-        """Where the run goes."""
+        """The run folder: `out`, or a name made of model, prior, dataset and seed."""
         if self.out is not None:
             return self.out
         model = Path(self.init_from).name if self.init_from else self.model or DEFAULT_MODEL
@@ -149,7 +180,7 @@ class TrainConfig:
         return Path("runs") / "".join(c if c.isalnum() or c in "-_.=+" else "-" for c in "-".join(parts))
 
     def to_yaml(self) -> str:
-        """All fields, in their order."""
+        """Returns all fields as YAML, in the order of their definition."""
         values = {
             name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -158,104 +189,90 @@ class TrainConfig:
 
     @classmethod
     def from_yaml(cls, file: str | Path) -> "TrainConfig":
-        """Read a file: any of the fields, and `recipe` for the values of the others."""
+        """Returns the configuration in a YAML file.
+
+        Args:
+            file: maps names of fields to values. `recipe` names the recipe for the fields that are not in the file.
+
+        Raises:
+            VicinalError: if the file cannot be read, is not YAML, or has unknown fields or unusable values.
+        """
         try:
             values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
         except OSError as error:
             raise VicinalError(f"cannot read {file}: {error.strerror}") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise VicinalError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+            raise VicinalError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(values, dict):
-            raise VicinalError(f"{file} holds no fields; expected lines such as 'model: vit'")
-        base = values.pop("recipe", "quick")
+            raise VicinalError(f"{file} has no fields; expected lines such as 'model: vit'")
+        name = values.pop("recipe", DEFAULT_RECIPE)
         try:
-            return recipe(base, **values)
+            return recipe(name, **values)
         except VicinalError as error:
             raise VicinalError(f"{file}: {error}") from None
 
 
-DEFAULT_MODEL = "vit-micro"
-
-# What may differ when a run is resumed, because the result does not depend on it.
-FREE = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
-
-RECIPES: dict[str, dict[str, Any]] = {
-    # Flip and crop: for small data, short runs and CPUs.
-    "quick": {},
-    # The GMM paper's. Its program walks the data three times an epoch: its 100 epochs, 10 of warm-up, are 300 and 30.
-    "paper": {
-        "epochs": 300,
-        "warmup": 30,
-        "batch_size": 128,
-        "lr": 1e-3,
-        "min_lr": 1e-6,
-        "prior_lr": 1.0,
-        "weight_decay": 0.05,
-        "smoothing": 0.1,
-        "drop_path": 0.1,
-        "auto_augment": True,
-        "erasing": 0.25,
-        "mix": "both",
-        "mix_prob": 0.5,
-    },
-}
-
-
 def recipe(name: str, **changes: Any) -> TrainConfig:
-    """The configuration that a recipe stands for, with some fields changed.
+    """Returns the configuration of a recipe, with some fields changed.
 
     >>> import vicinal
     >>> vicinal.recipe("paper", model="vit", prior="gmm", dataset="cifar10").epochs
     300
+
+    Args:
+        name: `quick` or `paper`; `vicinal.training.recipes` describes them.
+        **changes: fields of `TrainConfig`.
+
+    Raises:
+        VicinalError: if there is no recipe or field of that name, or a value cannot be used.
     """
     if not isinstance(name, str) or name not in RECIPES:
         raise unknown("recipe", str(name), RECIPES)
     return TrainConfig().changed(**(RECIPES[name] | changes))
 
 
-def _names() -> set[str]:
+def _field_names() -> set[str]:
     return {field.name for field in fields(TrainConfig)}
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
+# Field: minimum, maximum, description of the range.
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "patch_size": (1, math.inf, "a number of pixels"),
-    "drop_path": (0, 0.99, "a share from 0 to below 1"),
+    "patch_size": (1, math.inf, "a number of pixels, at least 1"),
+    "drop_path": (0, 0.99, "a probability from 0 to below 1"),
     "train_size": (1, math.inf, "a number of images, at least 1"),
-    "val_size": (0, math.inf, "a share below 1 or a number of images"),
+    "val_size": (0, math.inf, "a fraction below 1 or a number of images"),
     "erasing": (0, 1, "a probability from 0 to 1"),
     "mix_prob": (0, 1, "a probability from 0 to 1"),
-    "mixup_share": (0, 1, "a share from 0 to 1"),
-    "smoothing": (0, 0.99, "a share from 0 to below 1"),
+    "mixup_share": (0, 1, "a fraction from 0 to 1"),
+    "smoothing": (0, 0.99, "a fraction from 0 to below 1"),
     "epochs": (1, math.inf, "a whole number, at least 1"),
     "warmup": (0, math.inf, "a number of epochs, at least 0"),
     "batch_size": (1, math.inf, "a number of images, at least 1"),
     "accumulate": (1, math.inf, "a number of pieces, at least 1"),
     "lr": (1e-12, math.inf, "a number above 0"),
-    "min_lr": (0, math.inf, "a number of at least 0"),
-    "prior_lr": (0, math.inf, "a number of at least 0"),
-    "weight_decay": (0, math.inf, "a number of at least 0"),
+    "min_lr": (0, math.inf, "a number, at least 0"),
+    "prior_lr": (0, math.inf, "a number, at least 0"),
+    "weight_decay": (0, math.inf, "a number, at least 0"),
     "clip_grad": (1e-12, math.inf, "a number above 0"),
     "ema": (0, 0.9999999, "a decay from 0 to below 1"),
-    "workers": (0, 1024, "a number of processes, at least 0"),
+    "workers": (0, 1024, "a number of processes from 0 to 1024"),
     "seed": (0, 2**31 - 1, "a whole number from 0 to 2147483647"),
     "checkpoint_minutes": (0, math.inf, "a number of minutes, at least 0"),
 }
 
+_KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
 
-def _typed(name: str, value: Any, kind: Any) -> Any:
-    """A value that a person wrote, in the type that the field has."""
+
+def _convert(name: str, value: Any, kind: Any) -> Any:
+    """Returns a value from Python, YAML or the command line as the type of its field."""
     choices = get_args(kind) if get_origin(kind) in (Union, UnionType, Literal) else (kind,)
     if get_origin(kind) is Literal:
         if value in choices:
             return value
-        raise unknown(_flag(name), str(value), choices)
+        raise unknown(name, str(value), choices)
     for choice in choices:
         if get_origin(choice) is Literal and isinstance(value, str):
-            return _typed(name, value, choice)
+            return _convert(name, value, choice)
         if choice is type(None) and value is None:
             return None
         if choice is bool and isinstance(value, bool):
@@ -264,7 +281,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             return value
         if choice is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        if choice is float and isinstance(value, str):  # YAML reads 1e-3 as a text
+        if choice is float and isinstance(value, str):  # YAML reads 1e-3 as a string
             try:
                 return float(value)
             except ValueError:
@@ -277,6 +294,5 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
             sides = (value,) if isinstance(value, int) and not isinstance(value, bool) else value
             if isinstance(sides, list | tuple) and all(type(side) is int for side in sides):
                 return tuple(sides)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
-    expected = " or ".join(words.get(choice, "numbers") for choice in choices if choice is not type(None))
-    raise VicinalError(f"{_flag(name)} is {expected}, given {value!r}")
+    expected = " or ".join(_KIND_NAMES.get(choice, "numbers") for choice in choices if choice is not type(None))
+    raise ConfigError(name, f"must be {expected}, got {value!r}")

@@ -1,4 +1,4 @@
-"""How good a model is on a split: exact over any number of processes, because only sums travel between them."""
+"""Evaluation of a classifier on a split. Processes exchange sums, so the result is exact for any number of them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -10,95 +10,112 @@ from torch.nn import functional as F
 
 from vicinal.data import Images, Loader, Preprocessing, open_source, split
 from vicinal.errors import VicinalError
-from vicinal.training.environment import new_accelerator
 from vicinal.training.run_folder import Run
+from vicinal.training.setup import reset_accelerator
 
 __all__ = ["Evaluation", "evaluate", "evaluate_split"]
 
-BINS = 15
+CALIBRATION_BINS = 15
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found. Shares are from 0 to 1."""
+    """Metrics of a classifier on a split. Accuracies and errors are fractions from 0 to 1."""
 
     images: int
+    """Number of images."""
     loss: float
+    """Mean cross-entropy."""
     top1: float
+    """Accuracy."""
     top5: float
+    """Fraction of images whose class is among the five with the highest logits."""
     calibration_error: float
-    """Expected calibration error: how far confidence is from accuracy, over 15 bins of equal width."""
+    """Expected calibration error: mean gap between confidence and accuracy, over 15 bins of equal width."""
     per_class: list[float | None]
-    """Share of each class's images that is recognised; None where there are none."""
+    """Accuracy for each class; None for a class without images."""
     confusion: list[list[int]]
-    """Images of a class (row) that were taken for a class (column)."""
+    """Confusion matrix: number of images by true class (row) and predicted class (column)."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the metrics as a dict that JSON can hold."""
         return asdict(self)
 
 
 def evaluate_split(
     run: Run, name: Literal["train", "val", "test"], *, batch_size: int = 128, device: str = "auto"
 ) -> tuple[Evaluation, list[str]]:
-    """A finished run on one of its splits, without augmentation; and its class names."""
+    """Evaluates a finished run on one of its splits, without augmentation.
+
+    Args:
+        run: a finished run.
+        name: of the split.
+        batch_size: number of images in a batch.
+        device: `cpu`, or `auto` for a GPU if there is one.
+
+    Returns:
+        The metrics, and the names of the classes.
+
+    Raises:
+        VicinalError: if the run is not finished, the split is empty, or the dataset has other classes than in training.
+    """
     if batch_size < 1:
-        raise VicinalError(f"--batch-size is a number of images, at least 1; given {batch_size}")
+        raise VicinalError(f"batch_size must be a number of images, at least 1, got {batch_size}")
     config, model = run.config, run.model()
     source = open_source(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
-    pictures = getattr(split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed), name)
-    if not len(pictures):
-        raise VicinalError(f"{run.folder} has no {name} images; it was trained with --val-size 0")
-    declared: Any = model.pretrained_cfg
-    if source.class_names != declared["label_names"]:
+    samples = getattr(split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed), name)
+    if not len(samples):
+        raise VicinalError(f"{run.folder} has no {name} images; it was trained with val_size 0")
+    pretrained_cfg: Any = model.pretrained_cfg
+    if source.class_names != pretrained_cfg["label_names"]:
         raise VicinalError(f"the classes of {config.dataset} are not those that {run.folder} was trained on")
-    images = Images(pictures, Preprocessing.of_model(declared), cache_dir=config.cache_dir)
+    images = Images(samples, Preprocessing.of_model(pretrained_cfg), cache_dir=config.cache_dir)
     loader = Loader(images, batch_size=batch_size, shuffle=False)
-    accelerator = new_accelerator(device == "cpu")
+    accelerator = reset_accelerator(device == "cpu")
     model.to(accelerator.device)
     return evaluate(model, loader, len(source.class_names), accelerator), source.class_names
 
 
 @torch.inference_mode()
 def evaluate(model: nn.Module, loader: Loader, classes: int, accelerator: Accelerator) -> Evaluation:
-    """Look at every image of a split once.
+    """Returns the metrics of a model over all images of a split.
 
     Args:
-        model: not wrapped for several processes.
-        loader: in order, each process its share of the images.
+        model: the model itself, not wrapped by Accelerate.
+        loader: without shuffling; each process loads its part of the images.
         classes: number of classes.
-        accelerator: adds up the processes.
+        accelerator: sums over processes.
     """
     device, dtype = accelerator.device, next(model.parameters()).dtype
-    sums = torch.zeros(3, dtype=torch.float64)  # loss, first, among the first five
-    bins = torch.zeros(2, BINS, dtype=torch.float64)  # confidence, hits
+    sums = torch.zeros(3, dtype=torch.float64)  # loss, top-1 hits, top-5 hits
+    bins = torch.zeros(2, CALIBRATION_BINS, dtype=torch.float64)  # confidence, hits
     confusion = torch.zeros(classes * classes, dtype=torch.int64)
-    training = model.training
+    was_training = model.training
     model.eval()
     for images, labels in loader.batches(0):
         with accelerator.autocast():
             logits = model(images.to(device, dtype)).cpu().double()
-        best = logits.topk(min(5, classes)).indices
-        hit = best[:, 0] == labels
+        top5 = logits.topk(min(5, classes)).indices
+        hits = top5[:, 0] == labels
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        sums += torch.stack([loss, hit.sum(), (best == labels[:, None]).sum()])
+        sums += torch.stack([loss, hits.sum(), (top5 == labels[:, None]).sum()])
         confidence = logits.softmax(1).amax(1)
-        bin_of = (confidence * BINS).long().clamp(max=BINS - 1)
-        bins.index_add_(1, bin_of, torch.stack([confidence, hit.double()]))
-        confusion += torch.bincount(labels * classes + best[:, 0], minlength=classes**2)
-    model.train(training)
+        bin_index = (confidence * CALIBRATION_BINS).long().clamp(max=CALIBRATION_BINS - 1)
+        bins.index_add_(1, bin_index, torch.stack([confidence, hits.double()]))
+        confusion += torch.bincount(labels * classes + top5[:, 0], minlength=classes**2)
+    model.train(was_training)
     if accelerator.num_processes > 1:
         sums, bins, confusion = (accelerator.reduce(x.to(device), "sum").cpu() for x in (sums, bins, confusion))
-    table = confusion.view(classes, classes)
-    total = int(table.sum())
-    mean_loss, first, among = (sums / max(total, 1)).tolist()
-    per_class = [int(table[k, k]) / int(table[k].sum()) if table[k].sum() else None for k in range(classes)]
+    matrix = confusion.view(classes, classes)
+    total = int(matrix.sum())
+    mean_loss, top1_accuracy, top5_accuracy = (sums / max(total, 1)).tolist()
+    per_class = [int(matrix[k, k]) / int(matrix[k].sum()) if matrix[k].sum() else None for k in range(classes)]
     return Evaluation(
         images=total,
         loss=mean_loss,
-        top1=first,
-        top5=among,
+        top1=top1_accuracy,
+        top5=top5_accuracy,
         calibration_error=float((bins[0] - bins[1]).abs().sum()) / max(total, 1),
         per_class=per_class,
-        confusion=table.tolist(),
+        confusion=matrix.tolist(),
     )

@@ -1,4 +1,4 @@
-"""What a user types as RUN: a run's folder, a saved model's own folder, or a model on the Hub."""
+"""The argument RUN of the command line: a run folder, the folder of a saved model, or a model on the Hub."""
 
 import difflib
 from pathlib import Path
@@ -7,9 +7,19 @@ from vicinal.errors import VicinalError
 
 __all__ = ["model_folder", "no_such_run"]
 
+EXPECTED_PATHS = "the folder of a run, such as runs/x, or of a saved model, or hf-hub:owner/name"
+MARKER_FILES = ("config.yaml", "config.json", "model/config.json")  # of a run, a saved model, a finished run
+
 
 def model_folder(run: str) -> str | Path:
-    """What `vicinal.load` opens for it."""
+    """Returns what `vicinal.load` takes: the folder of the saved model, or a Hub name unchanged.
+
+    Args:
+        run: a run folder, the folder of a saved model, or `hf-hub:owner/name`.
+
+    Raises:
+        VicinalError: if there is no such folder, the run is not finished, or the folder has neither a run nor a model.
+    """
     if run.startswith("hf-hub:"):
         return run
     folder = Path(run)
@@ -20,23 +30,18 @@ def model_folder(run: str) -> str | Path:
         raise no_such_run(folder)
     if (folder / "config.yaml").is_file():
         raise VicinalError(f"the run {run} is not finished; `vicinal train --resume {run}` continues it")
-    what = "folder without a run or a model" if folder.is_dir() else "file"
-    raise VicinalError(f"{run} is a {what}; expected {EXPECTED}")
-
-
-EXPECTED = "the folder of a run, such as runs/x, or of a saved model, or hf-hub:owner/name"
+    kind = "folder without a run or a model" if folder.is_dir() else "file"
+    raise VicinalError(f"{run} is a {kind}; expected {EXPECTED_PATHS}")
 
 
 def no_such_run(folder: Path) -> VicinalError:
-    """The error for a folder that is not there."""
-    return VicinalError(f"there is no run {folder}; {_nearest(folder) or f'expected {EXPECTED}'}")
+    """Returns the error for a folder that does not exist, which suggests the nearest name beside it."""
+    return VicinalError(f"there is no run {folder}; {_suggestion(folder) or f'expected {EXPECTED_PATHS}'}")
 
 
-def _nearest(folder: Path) -> str:
-    """A hint at the run beside it whose name is most alike, if any is."""
+def _suggestion(folder: Path) -> str:
     if not folder.parent.is_dir():
         return ""
-    marks = ("config.yaml", "config.json", "model/config.json")
-    runs = [each.name for each in folder.parent.iterdir() if any((each / mark).is_file() for mark in marks)]
+    runs = [path.name for path in folder.parent.iterdir() if any((path / marker).is_file() for marker in MARKER_FILES)]
     nearest = difflib.get_close_matches(folder.name, runs, n=1)
     return f"did you mean {folder.parent / nearest[0]}?" if nearest else ""

@@ -1,13 +1,13 @@
-"""The optimiser and its parameter groups: no decay on norms, biases and priors; priors at a rate of their own."""
+"""The optimizer and its parameter groups: no decay for norms, biases and priors; a separate rate for priors."""
 
 from typing import Any
 
 import torch
 from torch import nn
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import unknown
 from vicinal.priors.base import Prior
-from vicinal.training.config import TrainConfig
+from vicinal.training.config import ConfigError, TrainConfig
 
 from timm.optim import create_optimizer_v2, list_optimizers, param_groups_weight_decay  # isort: skip
 
@@ -15,9 +15,17 @@ __all__ = ["create_optimizer", "parameter_groups"]
 
 
 def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """timm's optimiser of that name, over `parameter_groups`."""
+    """Returns timm's optimizer `config.opt` over `parameter_groups`.
+
+    Args:
+        model: with its priors attached.
+        config: `opt`, `lr`, `weight_decay` and `prior_lr` are used.
+
+    Raises:
+        VicinalError: if timm has no optimizer of that name, or cannot create it.
+    """
     if config.opt not in list_optimizers():
-        raise unknown("--opt", config.opt, list_optimizers())
+        raise unknown("opt", config.opt, list_optimizers())
     try:
         optimizer: torch.optim.Optimizer = create_optimizer_v2(
             model,
@@ -27,25 +35,31 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
             param_group_fn=lambda model: parameter_groups(model, config.weight_decay, config.prior_lr),
         )
     except (ImportError, AssertionError, TypeError, ValueError) as error:
-        raise VicinalError(f"cannot make the optimiser {config.opt}: {error}") from error
+        raise ConfigError("opt", f"{config.opt} cannot be created: {error}") from error
     return optimizer
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, prior_lr: float) -> list[dict[str, Any]]:
-    """timm's groups with and without decay, and one for priors, without decay, whose rate is `prior_lr` times as high.
+    """Returns timm's groups with and without weight decay, and one for priors.
 
-    A prior's parameters are those that are its own: a network inside of a prior is an ordinary network.
+    The group of priors has no decay and the `lr_scale` of timm's schedulers. It holds the parameters that a prior has
+    itself. Submodules of a prior, such as the network of `rpe-mlp`, are in timm's groups.
+
+    Args:
+        model: with its priors attached.
+        weight_decay: of the weights that decay.
+        prior_lr: factor of the priors' learning rate.
     """
-    priors = {
+    prior_ids = {
         id(parameter)
         for module in model.modules()
         if isinstance(module, Prior)
         for parameter in module.parameters(recurse=False)
     }
-    spared: Any = getattr(model, "no_weight_decay", set)()
-    groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=tuple(spared))
-    of_priors = [each for group in groups for each in group["params"] if id(each) in priors]
+    excluded: Any = getattr(model, "no_weight_decay", set)()
+    groups = param_groups_weight_decay(model, weight_decay, no_weight_decay_list=tuple(excluded))
+    priors = [parameter for group in groups for parameter in group["params"] if id(parameter) in prior_ids]
     for group in groups:
-        group["params"] = [each for each in group["params"] if id(each) not in priors]
-    groups.append({"params": of_priors, "weight_decay": 0.0, "lr_scale": prior_lr, "group_name": "priors"})
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in prior_ids]
+    groups.append({"params": priors, "weight_decay": 0.0, "lr_scale": prior_lr, "group_name": "priors"})
     return [group for group in groups if group["params"]]

@@ -1,8 +1,7 @@
-"""A run folder: what training leaves behind, and the only thing that later stages read."""
+"""The run folder: what training writes, and the only thing that later stages read."""
 
 import csv
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -12,18 +11,20 @@ from typing import Any
 from torch import nn
 
 from vicinal.errors import VicinalError
+from vicinal.files import write_json, write_text
 from vicinal.models import load
 from vicinal.training.config import TrainConfig
 from vicinal.training.model_path import model_folder, no_such_run
 from vicinal.training.prior_history import PriorHistory, read_history
 
-__all__ = ["Run", "write_json"]
+__all__ = ["METRICS_FILE", "RESULTS_FILE", "Run"]
 
-CONFIG, METRICS, ENVIRONMENT, RESULTS = "config.yaml", "metrics.csv", "environment.json", "results.json"
+CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
+METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
 
 
 class Run:
-    """A run, by its folder.
+    """A run, finished or not, in its folder.
 
     >>> import tempfile, vicinal
     >>> folder = tempfile.mkdtemp()
@@ -32,89 +33,102 @@ class Run:
     ('digits', False)
 
     Args:
-        folder: one that training made.
+        folder: an existing run folder.
+
+    Raises:
+        VicinalError: if there is no such folder, or it is not a run folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise no_such_run(self.folder)
-        if not (self.folder / CONFIG).is_file():
-            raise VicinalError(f"{folder} is no run: it has no {CONFIG}")
+        if not (self.folder / CONFIG_FILE).is_file():
+            raise VicinalError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
 
     @classmethod
     def create(cls, config: TrainConfig, environment: Mapping[str, Any]) -> "Run":
-        """Make the folder, with its configuration in it, at once; an error if there is one."""
+        """Creates the run folder with config.yaml and environment.json in it, atomically. Returns the run.
+
+        Args:
+            config: of the run; its `folder` is created.
+            environment: what `describe_environment` returned.
+
+        Raises:
+            VicinalError: if the folder exists.
+        """
         folder = config.folder
         cls.check_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = folder.with_name(f".starting-{uuid.uuid4().hex}")
+        temporary = folder.with_name(f".starting-{uuid.uuid4().hex}")
         try:
-            beside.mkdir()
-            (beside / CONFIG).write_text(config.to_yaml())
-            write_json(beside / ENVIRONMENT, {**environment, "resumed": []})
-            beside.rename(folder)
+            temporary.mkdir()
+            write_text(temporary / CONFIG_FILE, config.to_yaml())
+            write_json(temporary / ENVIRONMENT_FILE, {**environment, "resumed": []})
+            temporary.rename(folder)
         except OSError:
-            shutil.rmtree(beside, ignore_errors=True)
-            cls.check_free(folder)  # another run may have taken the name meanwhile
+            shutil.rmtree(temporary, ignore_errors=True)
+            cls.check_free(folder)  # another process can have created it after the first check
             raise
         return cls(folder)
 
     @staticmethod
     def check_free(folder: Path) -> None:
-        """An error if a run's folder is taken."""
+        """Raises VicinalError if the folder exists."""
         if folder.exists():
-            what = f"`vicinal train --resume {folder}` continues it, or " if (folder / CONFIG).is_file() else ""
-            raise VicinalError(f"{folder} exists already; {what}give another name with --out")
+            is_run = (folder / CONFIG_FILE).is_file()
+            advice = f"`vicinal train --resume {folder}` continues it, or " if is_run else ""
+            raise VicinalError(f"{folder} exists already; {advice}give another name with --out")
 
     @property
     def config(self) -> TrainConfig:
-        """What the run was asked to do."""
-        return TrainConfig.from_yaml(self.folder / CONFIG)
+        """The configuration that the run was started with."""
+        return TrainConfig.from_yaml(self.folder / CONFIG_FILE)
 
     @property
     def metrics(self) -> list[dict[str, float | None]]:
-        """Figures of each epoch so far."""
-        if not (self.folder / METRICS).is_file():
+        """One row of metrics.csv for each finished epoch; an empty cell is None."""
+        if not (self.folder / METRICS_FILE).is_file():
             return []
-        with open(self.folder / METRICS, newline="") as file:
+        with open(self.folder / METRICS_FILE, newline="") as file:
             return [
                 {key: float(value) if value else None for key, value in row.items()} for row in csv.DictReader(file)
             ]
 
     @property
     def priors(self) -> PriorHistory | None:
-        """How the options of the priors moved, epoch by epoch; None if there are none."""
+        """The named parameters of the priors for each epoch; None if there are none."""
         return read_history(self.folder)
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Machine, versions and command; `resumed` has one more for each time the run was continued."""
-        return dict(json.loads((self.folder / ENVIRONMENT).read_text()))
+        """Machine, versions and command; `resumed` lists the same for each time that the run was resumed."""
+        return dict(json.loads((self.folder / ENVIRONMENT_FILE).read_text()))
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """The evaluation on `val` and `test` at the end; None before."""
-        file = self.folder / RESULTS
+        """The final evaluation on `val` and `test`; None before the run is finished."""
+        file = self.folder / RESULTS_FILE
         return dict(json.loads(file.read_text())) if file.is_file() else None
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
-        return (self.folder / RESULTS).is_file()
+        """Whether the run has its results, which are written last."""
+        return (self.folder / RESULTS_FILE).is_file()
 
     def model(self) -> nn.Module:
-        """The trained model, ready for inference."""
+        """Returns the trained model in evaluation mode.
+
+        Raises:
+            VicinalError: if the run is not finished.
+        """
         return load(model_folder(str(self.folder)))
 
     def note_resumed(self, environment: Mapping[str, Any]) -> None:
-        """Note that the run goes on, and on what machine."""
+        """Appends an environment to the list `resumed` of environment.json.
+
+        Args:
+            environment: what `describe_environment` returned.
+        """
         before = self.environment
-        write_json(self.folder / ENVIRONMENT, {**before, "resumed": [*before["resumed"], environment]})
-
-
-def write_json(file: Path, content: Any) -> None:
-    """Write a file as a whole."""
-    beside = file.with_name(f".writing-{file.name}")
-    beside.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(beside, file)
+        write_json(self.folder / ENVIRONMENT_FILE, {**before, "resumed": [*before["resumed"], environment]})

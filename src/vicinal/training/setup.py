@@ -1,4 +1,4 @@
-"""From a configuration to what the loop turns: data, model, optimiser, schedule, mixing."""
+"""From a configuration to everything that a training step needs: devices, data, model, optimizer, schedule, mixing."""
 
 import os
 from dataclasses import dataclass
@@ -6,37 +6,48 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from vicinal.attachment import attach, get_priors
 from vicinal.attachment.attached_priors import priors_to_config
 from vicinal.data import Augmentation, Images, Loader, Preprocessing, Source, derive, open_source, split
-from vicinal.errors import VicinalError
+from vicinal.data.rng import reseed
 from vicinal.mixing import Mixing, TransMix
 from vicinal.models import create_model, load
-from vicinal.training.config import DEFAULT_MODEL, TrainConfig
-from vicinal.training.environment import new_accelerator, seed_everything
+from vicinal.training.config import DEFAULT_MODEL, ConfigError, TrainConfig
 from vicinal.training.model_path import model_folder
 from vicinal.training.optimizer import create_optimizer
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
 
-__all__ = ["Job", "loaders", "on_cpu", "prepare", "start"]
+__all__ = [
+    "TrainState",
+    "make_accelerator",
+    "make_loaders",
+    "prepare",
+    "reset_accelerator",
+    "seed_generators",
+    "uses_cpu",
+]
 
-SEEN_WHOLE_UP_TO = 96  # pixels; of larger images evaluation sees the centre
+MAX_UNCROPPED_SIZE = 96  # pixels; larger images are evaluated on a center crop
+CROP_FRACTION = 0.875  # of such an image
+MAX_WORKERS = 8  # by default
 
 
 @dataclass
-class Job:
-    """All that a step needs."""
+class TrainState:
+    """What a training step reads and changes."""
 
     accelerator: Accelerator
-    network: nn.Module
+    raw_model: nn.Module
     """The model itself."""
     model: nn.Module
-    """The same as Accelerate runs it: over several processes, in lower precision, compiled."""
+    """The same model, wrapped by Accelerate for several processes, mixed precision and torch.compile."""
     ema: Any
+    """timm's moving average of the weights, or None."""
     optimizer: torch.optim.Optimizer
     schedule: CosineLRScheduler
     mixing: Mixing
@@ -47,44 +58,85 @@ class Job:
     preprocessing: Preprocessing
 
     @property
-    def judged(self) -> nn.Module:
-        """The model that is evaluated and saved: the moving average, if there is one."""
-        return self.ema.module if self.ema is not None else self.network
+    def eval_model(self) -> nn.Module:
+        """The model that is evaluated and saved: the moving average if there is one, else the model itself."""
+        return self.ema.module if self.ema is not None else self.raw_model
 
 
-def start(config: TrainConfig) -> Accelerator:
-    """Devices and processes, as torchrun or `accelerate launch` set them up, or one process alone."""
-    cpu = on_cpu(config)
+def make_accelerator(config: TrainConfig) -> Accelerator:
+    """Returns an Accelerator for the device, precision and processes of a run.
+
+    Processes are those that torchrun or `accelerate launch` started; one process without a launcher.
+
+    Raises:
+        ConfigError: if the device does not support the precision, or the batch cannot be divided evenly.
+    """
+    cpu = uses_cpu(config)
     if cpu and config.precision == "fp16":
-        raise VicinalError("--precision fp16 needs a GPU; on a CPU, bf16 or fp32 work")
+        raise ConfigError("precision", "fp16 needs a GPU; on a CPU, use bf16 or fp32")
     precision = config.precision if config.precision in ("bf16", "fp16") else "no"
-    accelerator = new_accelerator(cpu, precision, compiled=config.compile)
+    accelerator = reset_accelerator(cpu, precision, compiled=config.compile)
     pieces = accelerator.num_processes * config.accumulate
     if config.batch_size % pieces:
-        raise VicinalError(
-            f"--batch-size {config.batch_size} cannot be cut into {accelerator.num_processes} processes x "
-            f"{config.accumulate} pieces; give a multiple of {pieces}"
+        raise ConfigError(
+            "batch_size",
+            f"must be a multiple of {pieces} ({accelerator.num_processes} processes x {config.accumulate} pieces), "
+            f"got {config.batch_size}",
         )
     return accelerator
 
 
-def prepare(config: TrainConfig, accelerator: Accelerator) -> Job:
-    """Make everything, in the same way whether the run is new or resumed."""
-    with accelerator.local_main_process_first():  # the first one fetches and decodes, the others find it done
-        source = open_source(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
-    seed_everything(derive(config.seed))
-    network = _network(config, source)
-    declared: Any = network.pretrained_cfg
-    preprocessing = _preprocessing(config, source, declared)
+def reset_accelerator(cpu: bool, precision: str = "no", *, compiled: bool = False) -> Accelerator:
+    """Returns an Accelerator whose precision does not depend on earlier ones.
+
+    Accelerate keeps the precision of the first Accelerator of a process in a shared state, which is reset here.
+
+    Args:
+        cpu: use the CPU even if there is a GPU.
+        precision: Accelerate's `mixed_precision`: `no`, `bf16` or `fp16`.
+        compiled: compile models with torch.compile.
+    """
+    if AcceleratorState._shared_state:
+        AcceleratorState._reset_state()
+    return Accelerator(cpu=cpu, mixed_precision=precision, dynamo_backend="inductor" if compiled else None)
+
+
+def uses_cpu(config: TrainConfig) -> bool:
+    """Returns whether a run trains on the CPU."""
+    return config.device == "cpu" or not torch.accelerator.is_available()
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the global generators of Python, NumPy and torch, GPUs included."""
+    reseed(seed)
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
+def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
+    """Returns the state before the first step. A resumed run loads its checkpoint into it.
+
+    Args:
+        config: of the run.
+        accelerator: from `make_accelerator`.
+
+    Raises:
+        VicinalError: if the dataset or the model cannot be opened.
+    """
+    # The main process downloads and decodes; the others then read its cache.
     with accelerator.local_main_process_first():
-        train, val, test = loaders(config, source, preprocessing, accelerator)
-    network.to(accelerator.device, torch.float64 if config.precision == "fp64" else torch.float32)
-    ema = None if config.ema is None else ModelEmaV3(network, decay=config.ema, use_warmup=True)
-    optimizer = create_optimizer(network, config)
-    steps = config.epochs * train.steps
+        source = open_source(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
+    seed_generators(derive(config.seed))
+    raw_model = _make_model(config, source)
+    preprocessing = _make_preprocessing(config, source, raw_model)
+    with accelerator.local_main_process_first():
+        train, val, test = make_loaders(config, source, preprocessing, accelerator)
+    raw_model.to(accelerator.device, torch.float64 if config.precision == "fp64" else torch.float32)
+    ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema, use_warmup=True)
+    optimizer = create_optimizer(raw_model, config)
     schedule = CosineLRScheduler(
         optimizer,
-        t_initial=steps,
+        t_initial=config.epochs * train.steps,
         lr_min=config.min_lr,
         warmup_t=round(config.warmup * train.steps),
         warmup_lr_init=config.min_lr,
@@ -97,86 +149,81 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> Job:
         smoothing=config.smoothing,
         mixup_share=config.mixup_share,
         per_example=config.mix_per_example,
-        model=network,
+        model=raw_model,
         transmix=TransMix(config.transmix),
     )
-    model, optimizer = accelerator.prepare(network, optimizer)
-    return Job(
-        accelerator,
-        network,
-        model,
-        ema,
-        optimizer,
-        schedule,
-        mixing,
-        train,
-        val,
-        test,
-        source.class_names,
-        preprocessing,
+    model, optimizer = accelerator.prepare(raw_model, optimizer)
+    return TrainState(
+        accelerator=accelerator,
+        raw_model=raw_model,
+        model=model,
+        ema=ema,
+        optimizer=optimizer,
+        schedule=schedule,
+        mixing=mixing,
+        train=train,
+        val=val,
+        test=test,
+        class_names=source.class_names,
+        preprocessing=preprocessing,
     )
 
 
-def loaders(
+def make_loaders(
     config: TrainConfig, source: Source, preprocessing: Preprocessing, accelerator: Accelerator
 ) -> tuple[Loader, Loader, Loader]:
-    """Batches for training, validation and test."""
+    """Returns the loaders of the training, validation and test images of this process.
+
+    Args:
+        config: of the run.
+        source: the dataset.
+        preprocessing: size and normalization of images.
+        accelerator: number of processes, and the index of this one.
+    """
     splits = split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed)
-    rank, world = accelerator.process_index, accelerator.num_processes
     augmentation = Augmentation(
         crop=config.crop,
         flip=source.facts.flip if config.flip is None else config.flip,
         auto_augment=source.facts.policy if config.auto_augment else None,
         erasing=config.erasing,
     )
-    training = Images(splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir)
-    workers, on_gpu = config.workers, accelerator.device.type == "cuda"
+    train_images = Images(splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir)
+    world, on_gpu = accelerator.num_processes, accelerator.device.type == "cuda"
+    workers = config.workers
     if workers is None:
-        free = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        workers = 0 if training.cached and not on_gpu else max(1, min(8, free))
-    train = Loader(
-        training,
-        batch_size=config.batch_size,
-        shuffle=True,
-        seed=config.seed,
-        rank=rank,
-        world=world,
-        workers=workers,
-        pin_memory=on_gpu,
-    )
+        cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = 0 if train_images.cached and not on_gpu else max(1, min(MAX_WORKERS, cores))
+    shared: dict[str, Any] = {
+        "rank": accelerator.process_index,
+        "world": world,
+        "workers": workers,
+        "pin_memory": on_gpu,
+    }
+    train = Loader(train_images, batch_size=config.batch_size, shuffle=True, seed=config.seed, **shared)
     val, test = (
         Loader(
-            Images(pictures, preprocessing, cache_dir=config.cache_dir),
+            Images(images, preprocessing, cache_dir=config.cache_dir),
             batch_size=max(1, config.batch_size // world // config.accumulate),
             shuffle=False,
-            rank=rank,
-            world=world,
-            workers=workers,
-            pin_memory=on_gpu,
+            **shared,
         )
-        for pictures in (splits.val, splits.test)
+        for images in (splits.val, splits.test)
     )
     return train, val, test
 
 
-def on_cpu(config: TrainConfig) -> bool:
-    """Whether the run is on a CPU."""
-    return config.device == "cpu" or not torch.accelerator.is_available()
-
-
-def _network(config: TrainConfig, source: Source) -> nn.Module:
-    size = config.img_size or None
-    classes = len(source.class_names)
+def _make_model(config: TrainConfig, source: Source) -> nn.Module:
     if config.init_from is not None:
-        return _from_run(config, source)
-    options = {} if config.patch_size is None else {"patch_size": config.patch_size}
+        return _load_model(config.init_from, config, source)
+    size = config.img_size or None
     if size is None and not config.pretrained:
         size = (source.facts.size,)
+    options = {} if config.patch_size is None else {"patch_size": config.patch_size}
     return create_model(
         config.model or DEFAULT_MODEL,
         prior=config.prior,
         img_size=None if size is None else (size[0], size[-1]),
-        num_classes=classes,
+        num_classes=len(source.class_names),
         in_chans=source.channels,
         global_pool=config.pool,
         drop_path_rate=config.drop_path,
@@ -185,36 +232,32 @@ def _network(config: TrainConfig, source: Source) -> nn.Module:
     )
 
 
-def _from_run(config: TrainConfig, source: Source) -> nn.Module:
-    """The model of a finished run, or a saved one, made for another set of classes."""
-    given = str(config.init_from)
+def _load_model(path: str, config: TrainConfig, source: Source) -> nn.Module:
+    """Returns the model of a finished run, or a saved model, with a new classifier head if the classes differ."""
     size = (config.img_size[0], config.img_size[-1]) if config.img_size else None
-    trained: Any = load(model_folder(given), img_size=size)
-    declared = dict(trained.pretrained_cfg)
-    if declared.get("label_names") != source.class_names:
-        trained.reset_classifier(len(source.class_names))
-    prior = priors_to_config(trained)
-    if config.prior != "none" and get_priors(trained):
-        raise VicinalError(f"{given} has a prior already ({prior}); leave --prior out")
-    arguments = {
-        **trained.model_args,
-        "num_classes": len(source.class_names),
-        "drop_path_rate": config.drop_path,
-    }
-    network = create_model(declared["architecture"], prior=prior, **arguments)
-    network.load_state_dict(trained.state_dict())
-    network.pretrained_cfg.update({key: declared[key] for key in ("mean", "std", "interpolation", "crop_pct")})  # type: ignore[operator, union-attr]
+    saved: Any = load(model_folder(path), img_size=size)
+    pretrained_cfg = dict(saved.pretrained_cfg)
+    if pretrained_cfg.get("label_names") != source.class_names:
+        saved.reset_classifier(len(source.class_names))
+    prior = priors_to_config(saved)
+    if config.prior != "none" and get_priors(saved):
+        raise ConfigError("prior", f"must not be given: {path} has a prior already ({prior})")
+    arguments = {**saved.model_args, "num_classes": len(source.class_names), "drop_path_rate": config.drop_path}
+    model = create_model(pretrained_cfg["architecture"], prior=prior, **arguments)
+    model.load_state_dict(saved.state_dict())
+    model.pretrained_cfg.update({key: pretrained_cfg[key] for key in ("mean", "std", "interpolation", "crop_pct")})  # type: ignore[operator, union-attr]
     if config.prior != "none":
-        attach(network, config.prior, img_size=declared["input_size"][1:])
-    return network
+        attach(model, config.prior, img_size=pretrained_cfg["input_size"][1:])
+    return model
 
 
-def _preprocessing(config: TrainConfig, source: Source, declared: dict[str, Any]) -> Preprocessing:
-    """How images are prepared: as the weights that training starts from are used to, else as the set says."""
-    given = Preprocessing.of_model(declared)
+def _make_preprocessing(config: TrainConfig, source: Source, model: nn.Module) -> Preprocessing:
+    """Returns the preprocessing of the initial weights if they were trained before, else that of the dataset."""
+    pretrained_cfg: Any = model.pretrained_cfg
+    of_model = Preprocessing.of_model(pretrained_cfg)
     if config.pretrained or config.init_from is not None:
-        return given
-    crop = 1.0 if max(given.height, given.width) <= SEEN_WHOLE_UP_TO else 0.875
-    return Preprocessing(
-        given.height, given.width, given.channels, source.facts.mean, source.facts.std, given.interpolation, crop
-    )
+        return of_model
+    height, width = of_model.height, of_model.width
+    crop = 1.0 if max(height, width) <= MAX_UNCROPPED_SIZE else CROP_FRACTION
+    facts = source.facts
+    return Preprocessing(height, width, of_model.channels, facts.mean, facts.std, of_model.interpolation, crop)

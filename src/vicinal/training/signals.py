@@ -1,37 +1,45 @@
-"""Stop at the end of a step when the machine, or a person, asks for it."""
+"""SIGTERM and SIGINT: training ends after the current step, with a checkpoint."""
 
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "Stopping"]
+__all__ = ["Interrupted", "StopSignals"]
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error
-    """A run was asked to stop, and has saved a checkpoint; `signal` is the signal's number."""
+class Interrupted(Exception):  # noqa: N818 - the run was asked to stop: this is not an error
+    """A run stopped because of a signal, after it saved a checkpoint.
+
+    Args:
+        message: where the run stopped and how to continue it.
+        number: the signal, kept in `signal`.
+    """
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.signal = number
 
 
-class Stopping:
-    """Inside of `with`, SIGTERM and SIGINT are noted in `asked`; a second SIGINT stops at once."""
+class StopSignals:
+    """Stores the last SIGTERM or SIGINT in `received`, inside of `with`; 0 before the first.
+
+    A second SIGINT raises KeyboardInterrupt at once.
+    """
 
     def __init__(self) -> None:
-        self.asked = 0
-        self._before: dict[int, Any] = {}
+        self.received = 0
+        self._handlers: dict[int, Any] = {}
 
-    def __enter__(self) -> "Stopping":
-        if threading.current_thread() is threading.main_thread():  # others cannot set handlers
-            self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers in the main thread only
+            self._handlers = {number: signal.signal(number, self._store) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = number
+    def _store(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
         signal.signal(signal.SIGINT, signal.default_int_handler)

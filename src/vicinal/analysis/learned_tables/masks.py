@@ -39,7 +39,7 @@ from vicinal.errors import VicinalError, unknown
 from vicinal.grid import Grid
 from vicinal.priors.base import EPSILON, Prior
 from vicinal.priors.gaussian_mixture import GaussianMixture
-from vicinal.training.prior_history import option_rows, parts_of, readable_options
+from vicinal.priors.parameters import get_parameters, get_parts, parameter_rows
 
 __all__ = ["LayerMask", "Masks", "Mixture", "masks_of"]
 
@@ -147,7 +147,7 @@ class Masks:
         with open(path, "w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("layer", "option", "kernel", "head", "value"))
-            writer.writerows((layer.name, *row) for layer in self.layers for row in option_rows(layer.options))
+            writer.writerows((layer.name, *row) for layer in self.layers for row in parameter_rows(layer.options))
 
 
 def masks_of(model: nn.Module, *, name: str | None = None, logit: float = 1.0) -> Masks:
@@ -204,10 +204,10 @@ def _layer(name: str, prior: Prior, logit: float, lines: tuple[TokenLines, Token
         scale=None if shown[0] is None else _double(shown[0]),
         bias=None if shown[1] is None else _double(shown[1]),
         convolution=_double(convolution),
-        options=readable_options(prior),
+        options=get_parameters(prior),
         mixtures={
             part: Mixture(float(its.constant), _double(its.alpha), _double(its.sigma))
-            for part, its in parts_of(prior).items()
+            for part, its in get_parts(prior).items()
             if isinstance(its, GaussianMixture)
         },
     )

@@ -1,0 +1,94 @@
+"""A run that was stopped or killed ends as one without interruption."""
+
+import os
+import signal
+
+import pytest
+
+import vicinal
+from small_runs import ALL, assert_same_run, config
+from vicinal.errors import VicinalError
+from vicinal.training import train as loop
+from vicinal.training.config import ConfigError
+from vicinal.training.signals import Interrupted
+
+
+@pytest.mark.parametrize("minutes", [10, 0], ids=["epochs", "steps"])
+def test_a_run_that_died_goes_on_as_if_it_had_not(tmp_path, monkeypatch, minutes):
+    """It dies at steps before, at and behind checkpoints: at the ends of epochs, and at every step."""
+    whole = vicinal.train(config(tmp_path / "whole", **ALL))
+    real, deaths = loop.train_step, [0, 2, 5, 8, 11]
+
+    def dying(state, settings, step, images, labels):
+        if deaths and step == deaths[0]:
+            deaths.pop(0)
+            raise MemoryError
+        return real(state, settings, step, images, labels)
+
+    monkeypatch.setattr(loop, "train_step", dying)
+    settings = config(tmp_path / "killed", **ALL, checkpoint_minutes=minutes)
+    with pytest.raises(MemoryError):
+        vicinal.train(settings)
+    for _ in range(4):
+        with pytest.raises(MemoryError):
+            vicinal.resume(tmp_path / "killed")
+    assert not vicinal.Run(tmp_path / "killed").finished
+    killed = vicinal.resume(tmp_path / "killed")
+    assert not deaths
+    assert_same_run(whole, killed)
+    assert len(killed.environment["resumed"]) == 5
+
+
+def test_a_signal_ends_the_step_and_saves(tmp_path, monkeypatch):
+    whole = vicinal.train(config(tmp_path / "whole"))
+    real = loop.train_step
+
+    def signalled(state, settings, step, images, labels):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(state, settings, step, images, labels)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(loop, "train_step", signalled)
+    with pytest.raises(Interrupted, match=r"step 6 of 12; `vicinal train --resume .*stopped`") as stopped:
+        vicinal.train(config(tmp_path / "stopped"))
+    assert stopped.value.signal == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert (
+        sorted(file.name for file in (tmp_path / "stopped" / "checkpoints").iterdir())[-1]
+        == "step-00000006.safetensors"
+    )
+    monkeypatch.setattr(loop, "train_step", real)
+    assert_same_run(whole, vicinal.resume(tmp_path / "stopped"))
+
+
+def test_a_damaged_checkpoint_is_skipped(tmp_path, monkeypatch):
+    whole = vicinal.train(config(tmp_path / "whole"))
+    run = vicinal.train(config(tmp_path / "run"))
+    (run.folder / "results.json").unlink()
+    last = sorted((run.folder / "checkpoints").iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match=r"step-00000012.safetensors"):
+        assert_same_run(whole, vicinal.resume(run.folder))
+
+
+def test_a_run_that_died_while_it_was_saved_is_finished_by_resuming(tmp_path, monkeypatch):
+    def dying(*arguments, **options):
+        raise MemoryError
+
+    whole = vicinal.train(config(tmp_path / "whole"))
+    monkeypatch.setattr(loop, "save", dying)
+    with pytest.raises(MemoryError):
+        vicinal.train(config(tmp_path / "run"))
+    with pytest.raises(VicinalError, match="`vicinal train --resume"):
+        vicinal.Run(tmp_path / "run").model()
+    monkeypatch.undo()
+    assert_same_run(whole, vicinal.resume(tmp_path / "run"))
+
+
+def test_a_change_of_the_result_on_resume_is_an_error_that_names_it(tmp_path):
+    run = vicinal.train(config(tmp_path / "run", epochs=1))
+    with pytest.raises(ConfigError, match=r"0.001 .*run .* 0.01 ") as error:
+        vicinal.resume(run.folder, run.config.changed(lr=0.01))
+    assert error.value.field == "lr"
+    assert vicinal.resume(run.folder, run.config.changed(workers=2)).results == run.results
