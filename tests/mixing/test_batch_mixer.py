@@ -153,13 +153,13 @@ def test_a_batch_in_pieces_is_the_batch(mode):
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(VicinalError, match="unknown --mix 'cutmx'; did you mean 'cutmix'"):
+    with pytest.raises(VicinalError, match="unknown mode 'cutmx'; did you mean 'cutmix'"):
         Mixing("cutmx", classes=4)
     for name, value in (("mixup_share", 1.5), ("prob", 2), ("prob", float("nan")), ("smoothing", 2), ("smoothing", -1)):
-        with pytest.raises(VicinalError, match=rf"{name} is a share from 0 to 1, given {value}"):
+        with pytest.raises(VicinalError, match=rf"{name} .* got {value}"):
             Mixing("both", classes=4, **{name: value})
     for classes in (0, -3, 2.5, "4"):
-        with pytest.raises(VicinalError, match=rf"classes is a whole number, at least 1, given {classes!r}"):
+        with pytest.raises(VicinalError, match=rf"classes .* got {classes!r}"):
             Mixing("both", classes=classes)
 
 
@@ -167,14 +167,14 @@ def test_wrong_options_are_named():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda images, labels: (images[:0], labels[:0]), r"one or more, .* given \(0, 3, 12, 20\) and \(0,\)"),
-        (lambda images, labels: (images[0], labels), r"given \(3, 12, 20\) and \(6,\)"),
-        (lambda images, labels: (images, labels[1:]), r"as many labels .* and \(5,\)"),
-        (lambda images, labels: (images, F.one_hot(labels)), r"as many labels .* and \(6, 4\)"),
-        (lambda images, labels: (images.byte(), labels), "images in floating point, given torch.uint8"),
-        (lambda images, labels: (images, labels.float()), "such as int64, given torch.float32"),
-        (lambda images, labels: (images, labels + 1), "labels are numbers from 0 to 3 for classes=4, given 4"),
-        (lambda images, labels: (images, labels - 1), "labels are numbers from 0 to 3 for classes=4, given -1"),
+        (lambda images, labels: (images[:0], labels[:0]), r"got \(0, 3, 12, 20\) and \(0,\)"),
+        (lambda images, labels: (images[0], labels), r"got \(3, 12, 20\) and \(6,\)"),
+        (lambda images, labels: (images, labels[1:]), r"got .* and \(5,\)"),
+        (lambda images, labels: (images, F.one_hot(labels)), r"got .* and \(6, 4\)"),
+        (lambda images, labels: (images.byte(), labels), "images .* got torch.uint8"),
+        (lambda images, labels: (images, labels.float()), "labels .* got torch.float32"),
+        (lambda images, labels: (images, labels + 1), "labels .* classes=4, got 4"),
+        (lambda images, labels: (images, labels - 1), "labels .* classes=4, got -1"),
     ],
 )
 def test_wrong_batches_are_told(per_example, change, message):

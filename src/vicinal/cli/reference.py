@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 
 __all__ = ["parse", "run", "words"]
 
@@ -91,7 +91,7 @@ def words(arguments: argparse.Namespace) -> list[str]:
     if arguments.is_GMM and arguments.is_SLM:
         raise VicinalError("--is_GMM and --is_SLM are two masks; choose one of them")
     if arguments.dataset not in DATASETS:
-        raise unknown("dataset", arguments.dataset, DATASETS)
+        raise unknown_name("dataset", arguments.dataset, DATASETS)
     if arguments.ra < 1:
         raise VicinalError(f"--ra counts walks over the data, so at least 1, given {arguments.ra}")
     model, dataset = MODELS.get(arguments.model, arguments.model), DATASETS[arguments.dataset]

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.model_runner import make_runner
 from vicinal.models.save import PREPROCESSING
 
@@ -97,7 +97,7 @@ def export(
 
 def _check(model: nn.Module, file: Path, format: str, batch_size: int | None, overwrite: bool) -> None:
     if format not in get_args(Format):
-        raise unknown("format", format, get_args(Format))
+        raise unknown_name("format", format, get_args(Format))
     if batch_size is not None and batch_size < 1:
         raise VicinalError(f"batch_size is a number of images >= 1, given {batch_size}")
     if file.is_dir():

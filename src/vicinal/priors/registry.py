@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior
 
@@ -89,7 +89,7 @@ def get_prior(name: str) -> type[Prior]:
     if name in _registered:
         return _registered[name]
     if name not in _BUILTIN:
-        raise unknown("prior", name, list_priors())
+        raise unknown_name("prior", name, list_priors())
     module, cls = _BUILTIN[name].split(".")
     return typing.cast("type[Prior]", getattr(importlib.import_module(f"vicinal.priors.{module}"), cls))
 
@@ -171,7 +171,7 @@ def _convert_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
     converted = {}
     for key, value in given.items():
         if key not in known:
-            raise unknown(f"option of prior {name!r}:", key, known)
+            raise unknown_name(f"option of prior {name!r}:", key, known)
         try:
             converted[key] = _convert(value, known[key].type)
         except ValueError as error:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 
 import yaml
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 
 __all__ = ["FREE", "RECIPES", "TrainConfig", "recipe"]
 
@@ -136,7 +136,7 @@ class TrainConfig:
     def changed(self, **changes: Any) -> Self:
         """The same with some fields changed."""
         if wrong := set(changes) - _names():
-            raise unknown("field", sorted(wrong)[0], _names())
+            raise unknown_name("field", sorted(wrong)[0], _names())
         return replace(self, **changes)
 
     @property
@@ -209,7 +209,7 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
     300
     """
     if not isinstance(name, str) or name not in RECIPES:
-        raise unknown("recipe", str(name), RECIPES)
+        raise unknown_name("recipe", str(name), RECIPES)
     return TrainConfig().changed(**(RECIPES[name] | changes))
 
 
@@ -252,7 +252,7 @@ def _typed(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         if value in choices:
             return value
-        raise unknown(_flag(name), str(value), choices)
+        raise unknown_name(_flag(name), str(value), choices)
     for choice in choices:
         if get_origin(choice) is Literal and isinstance(value, str):
             return _typed(name, value, choice)

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 
-from vicinal.data import Images, Loader, Preprocessing, open_source, split
+from vicinal.data import Loader, Preprocessing, TransformedImages, open_dataset, split
 from vicinal.errors import VicinalError
 from vicinal.training.environment import new_accelerator
 from vicinal.training.run_folder import Run
@@ -45,14 +45,14 @@ def evaluate_split(
     if batch_size < 1:
         raise VicinalError(f"--batch-size is a number of images, at least 1; given {batch_size}")
     config, model = run.config, run.model()
-    source = open_source(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
+    source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
     pictures = getattr(split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed), name)
     if not len(pictures):
         raise VicinalError(f"{run.folder} has no {name} images; it was trained with --val-size 0")
     declared: Any = model.pretrained_cfg
     if source.class_names != declared["label_names"]:
         raise VicinalError(f"the classes of {config.dataset} are not those that {run.folder} was trained on")
-    images = Images(pictures, Preprocessing.of_model(declared), cache_dir=config.cache_dir)
+    images = TransformedImages(pictures, Preprocessing.of_model(declared), cache_dir=config.cache_dir)
     loader = Loader(images, batch_size=batch_size, shuffle=False)
     accelerator = new_accelerator(device == "cpu")
     model.to(accelerator.device)

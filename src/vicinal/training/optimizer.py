@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.priors.base import Prior
 from vicinal.training.config import TrainConfig
 
@@ -17,7 +17,7 @@ __all__ = ["create_optimizer", "parameter_groups"]
 def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """timm's optimiser of that name, over `parameter_groups`."""
     if config.opt not in list_optimizers():
-        raise unknown("--opt", config.opt, list_optimizers())
+        raise unknown_name("--opt", config.opt, list_optimizers())
     try:
         optimizer: torch.optim.Optimizer = create_optimizer_v2(
             model,

@@ -10,7 +10,16 @@ from torch import nn
 
 from vicinal.attachment import attach, get_priors
 from vicinal.attachment.attached_priors import priors_to_config
-from vicinal.data import Augmentation, Images, Loader, Preprocessing, Source, derive, open_source, split
+from vicinal.data import (
+    Augmentation,
+    ImageDataset,
+    Loader,
+    Preprocessing,
+    TransformedImages,
+    derive_seed,
+    open_dataset,
+    split,
+)
 from vicinal.errors import VicinalError
 from vicinal.mixing import Mixing, TransMix
 from vicinal.models import create_model, load
@@ -71,8 +80,8 @@ def start(config: TrainConfig) -> Accelerator:
 def prepare(config: TrainConfig, accelerator: Accelerator) -> Job:
     """Make everything, in the same way whether the run is new or resumed."""
     with accelerator.local_main_process_first():  # the first one fetches and decodes, the others find it done
-        source = open_source(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
-    seed_everything(derive(config.seed))
+        source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
+    seed_everything(derive_seed(config.seed))
     network = _network(config, source)
     declared: Any = network.pretrained_cfg
     preprocessing = _preprocessing(config, source, declared)
@@ -118,18 +127,20 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> Job:
 
 
 def loaders(
-    config: TrainConfig, source: Source, preprocessing: Preprocessing, accelerator: Accelerator
+    config: TrainConfig, source: ImageDataset, preprocessing: Preprocessing, accelerator: Accelerator
 ) -> tuple[Loader, Loader, Loader]:
     """Batches for training, validation and test."""
     splits = split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed)
     rank, world = accelerator.process_index, accelerator.num_processes
     augmentation = Augmentation(
         crop=config.crop,
-        flip=source.facts.flip if config.flip is None else config.flip,
-        auto_augment=source.facts.policy if config.auto_augment else None,
+        flip=source.info.flip if config.flip is None else config.flip,
+        auto_augment=source.info.policy if config.auto_augment else None,
         erasing=config.erasing,
     )
-    training = Images(splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir)
+    training = TransformedImages(
+        splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir
+    )
     workers, on_gpu = config.workers, accelerator.device.type == "cuda"
     if workers is None:
         free = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -146,7 +157,7 @@ def loaders(
     )
     val, test = (
         Loader(
-            Images(pictures, preprocessing, cache_dir=config.cache_dir),
+            TransformedImages(pictures, preprocessing, cache_dir=config.cache_dir),
             batch_size=max(1, config.batch_size // world // config.accumulate),
             shuffle=False,
             rank=rank,
@@ -164,14 +175,14 @@ def on_cpu(config: TrainConfig) -> bool:
     return config.device == "cpu" or not torch.accelerator.is_available()
 
 
-def _network(config: TrainConfig, source: Source) -> nn.Module:
+def _network(config: TrainConfig, source: ImageDataset) -> nn.Module:
     size = config.img_size or None
     classes = len(source.class_names)
     if config.init_from is not None:
         return _from_run(config, source)
     options = {} if config.patch_size is None else {"patch_size": config.patch_size}
     if size is None and not config.pretrained:
-        size = (source.facts.size,)
+        size = (source.info.size,)
     return create_model(
         config.model or DEFAULT_MODEL,
         prior=config.prior,
@@ -185,7 +196,7 @@ def _network(config: TrainConfig, source: Source) -> nn.Module:
     )
 
 
-def _from_run(config: TrainConfig, source: Source) -> nn.Module:
+def _from_run(config: TrainConfig, source: ImageDataset) -> nn.Module:
     """The model of a finished run, or a saved one, made for another set of classes."""
     given = str(config.init_from)
     size = (config.img_size[0], config.img_size[-1]) if config.img_size else None
@@ -209,12 +220,12 @@ def _from_run(config: TrainConfig, source: Source) -> nn.Module:
     return network
 
 
-def _preprocessing(config: TrainConfig, source: Source, declared: dict[str, Any]) -> Preprocessing:
+def _preprocessing(config: TrainConfig, source: ImageDataset, declared: dict[str, Any]) -> Preprocessing:
     """How images are prepared: as the weights that training starts from are used to, else as the set says."""
     given = Preprocessing.of_model(declared)
     if config.pretrained or config.init_from is not None:
         return given
     crop = 1.0 if max(given.height, given.width) <= SEEN_WHOLE_UP_TO else 0.875
     return Preprocessing(
-        given.height, given.width, given.channels, source.facts.mean, source.facts.std, given.interpolation, crop
+        given.height, given.width, given.channels, source.info.mean, source.info.std, given.interpolation, crop
     )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.data import derive
+from vicinal.data import derive_seed
 from vicinal.errors import VicinalError
 from vicinal.models import save
 from vicinal.training import checkpoints
@@ -179,8 +179,8 @@ def train_step(job: Job, config: TrainConfig, step: int, images: Tensor, labels:
     job.schedule.step_update(step)
     images, labels = images.to(device, dtype, non_blocking=True), labels.to(device, non_blocking=True)
     rank = accelerator.process_index
-    batch = job.mixing(images, labels, derive(config.seed, step, rank, MIXING))
-    seed_everything(derive(config.seed, step, rank, DROP_PATH))
+    batch = job.mixing(images, labels, derive_seed(config.seed, step, rank, MIXING))
+    seed_everything(derive_seed(config.seed, step, rank, DROP_PATH))
     job.model.train()
     job.optimizer.zero_grad()
     total = torch.zeros((), device=device, dtype=dtype)
