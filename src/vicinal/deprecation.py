@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
@@ -12,15 +13,17 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warns that a name has changed.
+def warn_renamed(old: str, new: str) -> None:
+    """Warns that a name has changed, at the innermost line of the call stack outside this package.
 
     Args:
         old: the name that was used.
         new: the name to use.
-        stacklevel: as in `warnings.warn`; by default the caller of the function that calls this one.
     """
-    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=stacklevel)
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "vicinal":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(f"{old} is deprecated; use {new}", DeprecationWarning, stacklevel=level)
 
 
 def module_getattr(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:

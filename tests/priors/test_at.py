@@ -43,7 +43,7 @@ def by_hand(prior, head, row, column):
         case "Convolution":
             mu, sigma = prior.mu[head].tolist(), float(prior.sigma[head])
             return None, -((row - mu[0]) ** 2 + (column - mu[1]) ** 2) / (2 * (sigma**2 + 1e-5))
-        case "RelativeMlp":
+        case "RelativeBiasMlp":
             spaced = torch.tensor(
                 [math.copysign(math.log2(1 + abs(d)) / 3, d) for d in (row, column)], dtype=torch.float64
             )

@@ -28,7 +28,8 @@ from vicinal.attention.recompute import RecomputedAttention, Settings
 from vicinal.attention.reference import attend_plain
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior, autocasting, full_precision
+from vicinal.priors.base import Prior
+from vicinal.priors.full_precision import autocasting, full_precision
 
 __all__ = ["Backend", "attend"]
 

@@ -8,7 +8,7 @@ from timm.models.swin_transformer import SwinTransformer, WindowAttention, get_r
 from torch import Tensor, nn
 
 from vicinal.grid import Grid
-from vicinal.models.positions import stretch_flat_table
+from vicinal.priors.relative_bias import stretch_flat_table
 
 __all__ = ["Swin"]
 

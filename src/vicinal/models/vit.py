@@ -9,8 +9,8 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from vicinal.grid import Grid
-from vicinal.models.positions import stretch_flat_table
 from vicinal.models.weight_init import set_drop_path, xavier
+from vicinal.priors.relative_bias import stretch_flat_table
 
 __all__ = ["Vit", "VitRelPos"]
 
