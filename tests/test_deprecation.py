@@ -1,7 +1,10 @@
 """Old names work, warn where a user writes them, and are the new things."""
 
+import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,3 +67,24 @@ def test_parameters_of_data(tmp_path):
     assert isinstance(images.split, ImageSplit)
     with pytest.warns(DeprecationWarning, match="image="):
         assert evaluation_tensor(picture=Image.new("L", (8, 8)), preprocessing=preprocessing).shape == (1, 8, 8)
+
+
+def test_old_spellings_of_saved_models_are_read_without_a_warning_and_saved_in_the_new_one(tmp_path):
+    old = Path(__file__).parent / "compatibility" / "models" / "vit-conv-neighbours"
+    folder = shutil.copytree(old, tmp_path / "old")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"]["prior"] = [
+        {"prior": "conv:growth=0.4", "options": {"centers": "neighbours"}, "layers": ["blocks.0.attn"]},
+        {"prior": "conv:centers=neighbours,growth=0.4", "layers": ["blocks.1.attn"]},
+    ]
+    (folder / "config.json").write_text(json.dumps(config))
+    for number, source in enumerate((old, folder)):
+        written = vicinal.save(vicinal.load(source), tmp_path / str(number)) / "config.json"
+        assert "neighbors" in written.read_text()
+        assert "neighbours" not in written.read_text()
+
+
+def test_an_old_spelling_warns_where_a_user_gives_it_to_a_model():
+    with pytest.warns(DeprecationWarning, match="conv:centers=neighbors") as warned:
+        vicinal.create_model("vit-micro", prior="conv:centers=neighbours", img_size=8, depth=1)
+    assert warned[0].filename == __file__

@@ -168,6 +168,10 @@ class TrainConfig:
         if not isinstance(values, dict):
             raise VicinalError(f"{file} holds no fields; expected lines such as 'model: vit'")
         base = values.pop("recipe", "quick")
+        if isinstance(values.get("prior"), str):
+            from vicinal.priors.spec import current_spec
+
+            values["prior"] = current_spec(values["prior"])  # old files may have old spellings
         try:
             return recipe(base, **values)
         except VicinalError as error:
