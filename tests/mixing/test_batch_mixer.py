@@ -93,9 +93,9 @@ def test_boxes_of_their_own_differ_and_are_filled_rectangles_of_the_images_aspec
     sizes = uncut.any(2).sum(1), uncut.any(1).sum(1)
     assert sizes[0].max() == 12
     assert sizes[1].max() == 20
-    centre = uncut.mean(0)
-    assert centre[12, 20] == pytest.approx(0.25, abs=0.02)  # as often as a box of a quarter holds the centre
-    assert centre[0, 0] == pytest.approx(7 / 24 * 11 / 40, abs=0.01)  # of 24 x 40 centres, 7 x 11 are near enough
+    center = uncut.mean(0)
+    assert center[12, 20] == pytest.approx(0.25, abs=0.02)  # as often as a box of a quarter holds the center
+    assert center[0, 0] == pytest.approx(7 / 24 * 11 / 40, abs=0.01)  # of 24 x 40 centers, 7 x 11 are near enough
 
 
 def test_each_image_has_a_chance_of_its_own():

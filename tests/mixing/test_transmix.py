@@ -184,7 +184,7 @@ def test_attention_of_a_batch_that_was_not_mixed_is_no_other_ones():
         mixing.targets(cut)
 
 
-def test_pieces_of_a_batch_are_labelled_one_by_one():
+def test_pieces_of_a_batch_are_labeled_one_by_one():
     model, images, labels = model_and_images(depth=1)
     model.eval()  # no drop path
     mixing = Mixing("transmix", classes=4, prob=1.0, model=model)

@@ -118,7 +118,7 @@ def test_pretrained_weights_that_cannot_be_had_are_told(monkeypatch, error):
         ({"name": "pit", "global_pool": "max"}, "global_pool of pit .* 'token'.* or 'avg'.*got 'max'"),
         ({"name": "vit", "pretrained": True}, "vit has no pretrained weights"),
         ({"name": "vit", "prior": "gm"}, "unknown prior 'gm'; did you mean 'gmm'"),
-        ({"name": "vit", "colour": 3}, "cannot create vit: TypeError.*colour"),
+        ({"name": "vit", "color": 3}, "cannot create vit: TypeError.*color"),
         ({"name": "vit", "num_heads": 7}, "cannot create vit.*divisible"),
         ({"name": "resnet18", "prior": "gmm"}, "nothing to attach to"),
         (

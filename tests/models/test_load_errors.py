@@ -93,7 +93,7 @@ def test_a_config_cannot_have_other_files_opened(argument, saved, tmp_path, caps
         ({"prior": "gm"}, "unknown prior 'gm'; did you mean 'gmm'"),
         ({"prior": [{"prior": "gab", "layers": ["blocks.77.attn"]}]}, "leave none|blocks.77"),
         ({"prior": [{"layers": []}]}, "prior"),
-        ({"colour": 3}, "cannot create vicinal_vit_mini.*colour"),
+        ({"color": 3}, "cannot create vicinal_vit_mini.*color"),
         ({"img_size": [33, 32]}, "got 33 x 32"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 import vicinal
 from vicinal import Grid, VicinalError, build_prior
 from vicinal.priors import Prior, register_prior
-from vicinal.priors.placed import MAX_CACHED_PLACES, TokenPairs
+from vicinal.priors.token_values import MAX_CACHED_PLACES, TokenPairs
 
 GRID = Grid(6, 4, prefix=1)
 SPECS = [

@@ -22,7 +22,7 @@ from vicinal.inspection.image_context import UNKNOWN, SizeRecords, in_backward, 
 from vicinal.inspection.sites import AttentionSite
 from vicinal.inspection.size_rule import KnownSize, SizeRule, finer_grid, grid_at, lines_at
 from vicinal.priors.base import Prior
-from vicinal.priors.placed import TokenPairs
+from vicinal.priors.token_values import TokenPairs
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
 

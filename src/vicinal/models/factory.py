@@ -12,7 +12,7 @@ from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effec
 from vicinal.models.backbones import ALIASES, BACKBONES, Backbone
 from vicinal.models.model_config import channel_statistics, set_model_config
 from vicinal.models.patch_size import required_divisor, validate_patch_size
-from vicinal.models.prior_config import Priors, attach_priors
+from vicinal.models.prior_config import Priors, attach_priors, current_priors
 
 __all__ = ["create_model", "find_backbone", "make_timm_model"]
 
@@ -56,7 +56,7 @@ def create_model(
     Raises:
         VicinalError: the name is unknown, an argument is invalid, or the prior cannot be attached.
     """
-    backbone = find_backbone(name)
+    backbone, prior = find_backbone(name), current_priors(prior, warn=True)
     arguments: dict[str, Any] = {
         "img_size": img_size,
         "num_classes": num_classes,

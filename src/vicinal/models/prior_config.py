@@ -46,20 +46,22 @@ def _is_named(names: frozenset[str], index: int, name: str) -> bool:
     return name in names
 
 
-def current_priors(prior: Priors) -> Priors:
-    """Returns the priors of a config file with renamed option values replaced by their new names.
+def current_priors(prior: Priors, *, warn: bool = False) -> Priors:
+    """Returns priors with renamed option values replaced by their new names.
 
-    An older version of this package can have written the file, so nothing warns.
+    Args:
+        prior: as a user or a config file has them.
+        warn: warn of renamed values: True for priors that a user wrote, False for priors read from a file.
     """
-    if isinstance(prior, str):
-        return current_spec(prior)
-    return [_current_part(part) for part in prior]
+    if not isinstance(prior, Sequence) or isinstance(prior, str):
+        return current_spec(prior, warn=warn)
+    return [_current_part(part, warn) for part in prior]
 
 
-def _current_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _current_part(part: Mapping[str, Any], warn: bool) -> Mapping[str, Any]:
     if not isinstance(part, Mapping) or not isinstance(part.get("prior"), str):
         return part  # `attach_priors` raises the error
-    current = {**part, "prior": current_spec(part["prior"])}
+    current = {**part, "prior": current_spec(part["prior"], warn=warn)}
     if part.get("options"):
-        current["options"] = current_options(parse_spec(part["prior"])[0].name, part["options"])
+        current["options"] = current_options(parse_spec(part["prior"])[0].name, part["options"], warn=warn)
     return current

@@ -12,7 +12,7 @@ from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.formula import formula_at, formula_on, table_stretch
 from vicinal.priors.full_precision import full_precision, zero_tiny_factors
-from vicinal.priors.placed import PriorOnGrid, PriorOnPairs, ScaleBias, TokenCache, TokenPairs
+from vicinal.priors.token_values import PriorOnGrid, PriorOnPairs, ScaleBias, TokenCache, TokenPairs
 
 __all__ = ["Prior", "ScaleBias", "Values"]
 
@@ -215,7 +215,7 @@ class Prior(nn.Module):
         return PriorOnGrid(self, grid)
 
     def between(self, places: TokenPairs, grid: Grid | None = None) -> PriorOnPairs:
-        """Returns this prior as it acts between queries and keys with places of their own, for `attend`.
+        """Returns this prior as it acts between queries and keys with positions of their own, for `attend`.
 
         Args:
             places: offsets of all pairs of a query and a key.
