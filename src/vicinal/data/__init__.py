@@ -8,7 +8,7 @@ from vicinal.data.catalog import SETS, DatasetInfo  # noqa: E402
 from vicinal.data.dataloader import Loader  # noqa: E402
 from vicinal.data.decode import decode  # noqa: E402
 from vicinal.data.image_dataset import ImageDataset, ImageSplit  # noqa: E402
-from vicinal.data.open_dataset import open_dataset as open_dataset  # noqa: E402
+from vicinal.data.open_dataset import open_dataset  # noqa: E402
 from vicinal.data.rng import derive_seed  # noqa: E402
 from vicinal.data.splits import Splits, split  # noqa: E402
 from vicinal.data.transformed_images import TransformedImages  # noqa: E402

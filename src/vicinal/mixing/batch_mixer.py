@@ -212,9 +212,9 @@ def boxes(areas: NDArray[np.float64], height: int, width: int) -> NDArray[np.boo
 
 
 def _make_recorder(model: nn.Module | PatchAttention | None) -> PatchAttention:
-    others = "modes none, mixup, cutmix and both work with any model"
+    others = "Modes none, mixup, cutmix and both work with any model"
     if model is None:
-        raise VicinalError(f"mode transmix needs model=, the model in training; {others}")
+        raise VicinalError(f"mode transmix needs model=, the model in training. {others}")
     if isinstance(model, PatchAttention):
         return model
     try:
