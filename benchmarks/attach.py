@@ -62,15 +62,15 @@ def training(name: str, compiled: bool, rounds: int) -> None:
         key: torch.compile(model, fullgraph=True, dynamic=False) if compiled else model  # type: ignore[misc]
         for key, model in models.items()
     }
-    optimisers = {key: torch.optim.AdamW(model.parameters(), lr=1e-4) for key, model in models.items()}
+    optimizers = {key: torch.optim.AdamW(model.parameters(), lr=1e-4) for key, model in models.items()}
 
     def loss(key: str) -> Tensor:
         return F.cross_entropy(runs[key](images), labels)
 
     def step(key: str) -> None:
         loss(key).backward()
-        optimisers[key].step()
-        optimisers[key].zero_grad()
+        optimizers[key].step()
+        optimizers[key].zero_grad()
 
     times = interleaved({key: lambda key=key: step(key) for key in models}, rounds)  # type: ignore[misc]
     memory = {}

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 import vicinal
 from measuring import interleaved, print_table
-from vicinal.data import Augmentation, Images, Loader, Preprocessing, open_source
+from vicinal.data import Augmentation, Loader, Preprocessing, TransformedImages, open_dataset
 from vicinal.data.catalog import CIFAR10
 from vicinal.training.config import recipe
 from vicinal.training.cpu_memory import keep_freed_memory
@@ -109,8 +109,8 @@ def torchvision_pipeline(dataset: str, cache: Path, augmentation: Augmentation) 
             *erasing,
         ]
     )
-    source = open_source(dataset, cache_dir=cache)
-    pixels = [np.asarray(source.train.picture(index)) for index in range(len(source.train))]
+    source = open_dataset(dataset, cache_dir=cache)
+    pixels = [np.asarray(source.train.image(index)) for index in range(len(source.train))]
 
     class Cifar(torch.utils.data.Dataset[tuple[Tensor, int]]):
         """As torchvision's: an array in memory."""
@@ -127,7 +127,7 @@ def torchvision_pipeline(dataset: str, cache: Path, augmentation: Augmentation) 
 
 def loading(dataset: str, cache: Path, rounds: int) -> None:
     """Images a second, without a model."""
-    source = open_source(dataset, cache_dir=cache)
+    source = open_dataset(dataset, cache_dir=cache)
     preprocessing = Preprocessing(32, 32, 3, CIFAR10.mean, CIFAR10.std)
     kinds = {
         "quick: crop, flip": Augmentation(),
@@ -135,7 +135,7 @@ def loading(dataset: str, cache: Path, rounds: int) -> None:
     }
     for title, augmentation in kinds.items():
         loader = Loader(
-            Images(source.train, preprocessing, augmentation, cache_dir=cache), batch_size=128, shuffle=True
+            TransformedImages(source.train, preprocessing, augmentation, cache_dir=cache), batch_size=128, shuffle=True
         )
         usual = torchvision_pipeline(dataset, cache, augmentation)
         contenders = {

@@ -18,18 +18,18 @@ def golden() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def labelled_images() -> tuple[torch.Tensor, torch.Tensor]:
+def labeled_images() -> tuple[torch.Tensor, torch.Tensor]:
     """32 images `(32, 3, 32, 32)` and labels: of CIFAR-10 where there is a copy next to the project, else made."""
-    return _labelled_images(32)
+    return _labeled_images(32)
 
 
 @pytest.fixture(scope="session")
-def many_labelled_images() -> tuple[torch.Tensor, torch.Tensor]:
-    """2048 images, as `labelled_images`."""
-    return _labelled_images(2048)
+def many_labeled_images() -> tuple[torch.Tensor, torch.Tensor]:
+    """2048 images, as `labeled_images`."""
+    return _labeled_images(2048)
 
 
-def _labelled_images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _labeled_images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     file = Path(__file__).parents[2] / "shared" / "data" / "cifar10" / "test-00000-of-00001.parquet"
     if not file.exists():
         generator, labels = torch.Generator().manual_seed(0), torch.arange(count) % 10

@@ -76,12 +76,12 @@ def test_unfolding_gives_the_same_when_compiled_and_so_do_its_gradients(grid):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Grid(0, 8), "height must be a whole number >= 1, given 0"),
-        (lambda: Grid(8, -1), "width must be a whole number >= 1, given -1"),
-        (lambda: Grid(8, 2.5), "width must be a whole number >= 1, given 2.5"),
-        (lambda: Grid(8, 8, -1), "prefix must be a whole number >= 0, given -1"),
-        (lambda: Grid.from_tokens(4, prefix=5), "5 prefix tokens leave no patch in a sequence of 4 tokens"),
-        (lambda: Grid.from_tokens(50), "50 patches, which form no grid of height / width = 1"),
+        (lambda: Grid(0, 8), "height must be a whole number >= 1, got 0"),
+        (lambda: Grid(8, -1), "width must be a whole number >= 1, got -1"),
+        (lambda: Grid(8, 2.5), "width must be a whole number >= 1, got 2.5"),
+        (lambda: Grid(8, 8, -1), "prefix must be a whole number >= 0, got -1"),
+        (lambda: Grid.from_tokens(4, prefix=5), "below the 4 tokens .* got 5"),
+        (lambda: Grid.from_tokens(50), "50 patches, .* height / width = 1"),
     ],
 )
 def test_bad_grids_say_what_was_expected_and_given(make, message):

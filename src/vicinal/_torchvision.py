@@ -1,19 +1,19 @@
 """Lets `import timm` work next to a CPU-only torch and PyPI's torchvision.
 
-That torchvision build registers fake kernels for two operators which only its CUDA library defines, and fails on import
-where the library cannot load. Declaring the operators is enough: nothing here calls them. Call `ensure_torchvision()`
-before the first import of timm or torchvision; everywhere else it does nothing.
+That torchvision build registers fake kernels for two operators that only its CUDA library defines, so its import fails
+if the library cannot load. Declaring the operators is enough, because this package does not call them. Call
+`ensure_torchvision()` before the first import of timm or torchvision; with other builds it is a no-op.
 """
 
 import torch
 
 __all__ = ["ensure_torchvision"]
 
-_declared: list[torch.library.Library] = []  # a declaration lives as long as its Library
+_declared: list[torch.library.Library] = []  # an operator stays declared as long as its Library exists
 
 
 def ensure_torchvision() -> None:
-    """Import torchvision, declaring the operators it misses if, and only if, that is why the import fails.
+    """Imports torchvision; declares its missing operators if, and only if, they make the import fail.
 
     >>> import vicinal
     >>> vicinal.ensure_torchvision()

@@ -1,7 +1,7 @@
-"""Where the tokens of an attention sit: the cell of every token in a lattice over the image.
+"""The positions of an attention layer's tokens: the cell of every token in a lattice over the image.
 
-`Cells` holds what was measured, window by window. `Layout` is what a prior needs of it: one grid that all windows
-share, and the order of the tokens in it.
+`Cells` holds the measured cells of every window. `Layout` holds what a prior needs: the grid that all windows share,
+and the order of the tokens in it.
 """
 
 from dataclasses import dataclass, field
@@ -84,16 +84,16 @@ class Layout:
     """Token at each position of the grid's sequence, `(tokens,)`: tokens without a place first, then row by row. None
     where tokens are in that order already."""
     suffix: int = 0
-    """How many of the tokens without a place stand behind the last patch."""
+    """Number of tokens without a place after the last patch."""
 
     @property
     def prefix(self) -> int:
-        """Number of tokens without a place that stand in front of the first patch or between patches."""
+        """Number of tokens without a place before the first patch or between patches."""
         return self.grid.prefix - self.suffix
 
     @property
     def is_raster(self) -> bool:
-        """Whether patches stand row by row, with all other tokens in front of or behind them."""
+        """Whether patches are in row-major order, with all other tokens before or after them."""
         wanted = raster_order(self.grid, self.suffix)
         return wanted is None if self.order is None else wanted is not None and torch.equal(self.order, wanted)
 
@@ -146,12 +146,12 @@ class PairLayout(Layout):
     offsets: Tensor = field(default_factory=lambda: torch.empty(0, 0, 2))
     """From query to key, in patches of the finer side: `(queries, keys, 2)`; NaN for a pair without a place."""
     lines: tuple[TokenLines | PooledTokens, TokenLines | PooledTokens] | None = None
-    """Queries and keys, where both stand row by row over the whole image, or pool the patches of such a map."""
+    """Queries and keys, if both are in row-major order over the whole image, or pool the patches of such a map."""
     text: str = ""
 
     @property
     def is_raster(self) -> bool:
-        """Whether queries and keys are the same patches, row by row: no."""
+        """False: queries and keys are not the same patches."""
         return False
 
     def __str__(self) -> str:
@@ -159,11 +159,11 @@ class PairLayout(Layout):
 
 
 def raster_order(grid: Grid, suffix: int) -> Tensor | None:
-    """Returns the token at each position of a grid, `(tokens,)`, where patches stand row by row.
+    """Returns the token at each position of a grid, `(tokens,)`, for patches in row-major order; None without suffix.
 
     Args:
-        grid: whose prefix counts all tokens without a place.
-        suffix: how many of those stand behind the last patch. Without any, tokens are in order: None comes back.
+        grid: the grid, whose prefix counts all tokens without a place.
+        suffix: number of these tokens after the last patch.
     """
     if not suffix:
         return None

@@ -1,8 +1,8 @@
-"""Where tokens sit: the only file that knows the layout.
+"""`Grid`: the layout of tokens in a sequence.
 
-Tokens are `prefix` tokens without a position (class, distillation, registers), then `height x width` patches, row by
-row. The offset between two patches is `d = key - query`, in patches, as (rows, columns). A quantity that depends on the
-offset only is a table of `(2 height - 1) x (2 width - 1)` numbers with offset (0, 0) in its centre.
+A sequence has `prefix` tokens without a position (class, distillation, registers), then `height x width` patches in
+row-major order. The offset between two patches is `d = key - query`, in patches, as (rows, columns). A quantity that
+depends on the offset only is a table of `(2 height - 1) x (2 width - 1)` numbers with offset (0, 0) in its center.
 """
 
 import math
@@ -47,39 +47,45 @@ class Grid:
                     number = -1
                 object.__setattr__(self, field.name, number)
             if number < least:
-                raise VicinalError(f"Grid {field.name} must be a whole number >= {least}, given {given!r}")
+                raise VicinalError(f"Grid {field.name} must be a whole number >= {least}, got {given!r}")
 
     @classmethod
     def from_tokens(cls, tokens: int, *, prefix: int = 0, aspect: float = 1.0) -> "Grid":
-        """The grid of a sequence of `tokens`, whose patches form a rectangle of height / width = `aspect`.
+        """Returns the grid of a sequence whose patches form a rectangle of height / width = `aspect`.
 
         >>> Grid.from_tokens(197, prefix=1)
         Grid(height=14, width=14, prefix=1)
         >>> Grid.from_tokens(32, aspect=0.5)
         Grid(height=4, width=8, prefix=0)
+
+        Args:
+            tokens: length of the sequence.
+            prefix: number of tokens without a position.
+            aspect: height / width of the rectangle.
+
+        Raises:
+            VicinalError: no rectangle of that aspect has as many patches.
         """
         patches = tokens - prefix
         if patches < 1:
-            raise VicinalError(
-                f"{prefix} prefix tokens leave no patch in a sequence of {tokens} tokens; expected fewer"
-            )
+            raise VicinalError(f"prefix must be below the {tokens} tokens of the sequence, got {prefix}")
         height = max(1, round((patches * aspect) ** 0.5))
         width = patches // height
         if height * width != patches or round(width * aspect) != height:
             raise VicinalError(
-                f"{tokens} tokens less {prefix} prefix tokens are {patches} patches, "
-                f"which form no grid of height / width = {aspect:g}; give Grid(height, width, prefix)"
+                f"{tokens} tokens minus {prefix} prefix tokens are {patches} patches, which do not form a grid of "
+                f"height / width = {aspect:g}; use Grid(height, width, prefix)"
             )
         return cls(height, width, prefix)
 
     @property
     def patches(self) -> int:
-        """Tokens that have a position."""
+        """Number of tokens that have a position."""
         return self.height * self.width
 
     @property
     def tokens(self) -> int:
-        """All tokens, prefix included."""
+        """Number of tokens, prefix included."""
         return self.prefix + self.patches
 
     @property
@@ -93,44 +99,44 @@ class Grid:
         return 2 * self.height - 1, 2 * self.width - 1
 
     def coordinates(self, device: torch.device | None = None) -> Tensor:
-        """(row, column) of each patch, row-major: `(patches, 2)`."""
+        """Returns (row, column) of each patch, `(patches, 2)`, in row-major order."""
         rows = torch.arange(self.height, device=device)
         columns = torch.arange(self.width, device=device)
         return torch.cartesian_prod(rows, columns).view(-1, 2)
 
     def offsets(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """Offsets along the table's two axes: `(2 height - 1, 1)` and `(1, 2 width - 1)`; they broadcast to a table."""
+        """Returns the offsets along a table's axes, `(2 height - 1, 1)` and `(1, 2 width - 1)`, which broadcast."""
         rows = torch.arange(1 - self.height, self.height, device=device, dtype=dtype or torch.float32)
         columns = torch.arange(1 - self.width, self.width, device=device, dtype=dtype or torch.float32)
         return rows[:, None], columns[None, :]
 
     def squared_distance(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """|d|^2 for every offset: `(2 height - 1, 2 width - 1)`."""
+        """Returns |d|^2 for every offset, `(2 height - 1, 2 width - 1)`."""
         rows, columns = self.offsets(device, dtype)
         return rows.square() + columns.square()
 
     def manhattan_distance(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """|d|_1 for every offset: `(2 height - 1, 2 width - 1)`."""
+        """Returns |d|_1 for every offset, `(2 height - 1, 2 width - 1)`."""
         rows, columns = self.offsets(device, dtype)
         return rows.abs() + columns.abs()
 
     def index(self, device: torch.device | None = None) -> Tensor:
-        """Where each (query, key) pair of tokens finds its offset in a flattened table: `(tokens, tokens)`.
+        """Returns the index of each (query, key) pair's offset in a flattened table, `(tokens, tokens)`.
 
-        Pairs with a prefix token point one past the table's end.
+        The index of a pair with a prefix token is the number of table entries.
         """
         rows, columns = self.coordinates(device).unbind(1)
         row = rows[None, :] - rows[:, None] + self.height - 1
         column = columns[None, :] - columns[:, None] + self.width - 1
         entries = self.table_shape[0] * self.table_shape[1]
-        # Padding takes no symbolic number, so the end of the table is moved to 0 and back.
+        # F.pad takes no symbolic fill value: subtract the number of entries, pad with 0, add it again.
         return self.add_prefix(row * self.table_shape[1] + column - entries, 0) + entries
 
     def unfold(self, table: Tensor) -> Tensor:
-        """From offsets to pairs of patches: `(..., 2h-1, 2w-1)` to `(..., patches, patches)`.
+        """Returns a table over offsets `(..., 2h-1, 2w-1)` as values per pair of patches, `(..., patches, patches)`.
 
-        The same as looking `index` up, but it slides a window of the grid's size over the table instead: the window's
-        place is the query, counted from the far corner, and its inside the keys.
+        Equals a lookup by `index`, but takes sliding windows of the grid's size over the table: the position of the
+        window, counted from the last corner, is the query, and its entries are the keys.
         """
         if torch.compiler.is_compiling():  # Inductor gets the gradient of overlapping windows wrong (torch 2.13)
             by_column = _slide(table, self.width).movedim(-3, -1)  # (..., width, width, 2 height - 1)
@@ -140,7 +146,10 @@ class Grid:
         return windows.flip(-4, -3).reshape(*table.shape[:-2], self.patches, self.patches)
 
     def fold(self, pairs: Tensor) -> Tensor:
-        """The adjoint of `unfold`, which sums pairs of the same offset: `(..., patches, patches)` to a table."""
+        """Returns the sums over pairs of the same offset, `(..., 2h-1, 2w-1)`, of `(..., patches, patches)`.
+
+        This is the adjoint of `unfold`.
+        """
         (rows, columns), batch = self.table_shape, pairs.shape[:-2]
         windows = pairs.reshape(*batch, self.height, self.width, self.height, self.width).flip(-4, -3)
         backward = torch.ops.aten.unfold_backward
@@ -148,11 +157,16 @@ class Grid:
         return cast("Tensor", backward(partial, [*batch, rows, columns], len(batch), self.height, 1))
 
     def add_prefix(self, pairs: Tensor, neutral: float) -> Tensor:
-        """From pairs of patches to pairs of tokens: `(..., tokens, tokens)`, `neutral` with a prefix token."""
+        """Returns values per pair of patches as values per pair of tokens, `(..., tokens, tokens)`.
+
+        Args:
+            pairs: `(..., patches, patches)`.
+            neutral: value of pairs with a prefix token.
+        """
         return F.pad(pairs, (self.prefix, 0, self.prefix, 0), value=neutral) if self.prefix else pairs
 
     def drop_prefix(self, pairs: Tensor) -> Tensor:
-        """From pairs of tokens to pairs of patches."""
+        """Returns values per pair of tokens as values per pair of patches, `(..., patches, patches)`."""
         return pairs[..., self.prefix :, self.prefix :]
 
     def same_patches(self, other: "Grid") -> bool:

@@ -67,7 +67,7 @@ def test_windows_have_an_axis_and_rows_sum_to_one(spec):
 
 @torch.no_grad()
 def test_several_softmaxes_are_read_as_the_sum_that_meets_the_values():
-    """ConViT adds attention to places to attention to contents, and normalises."""
+    """ConViT adds attention to places to attention to contents, and normalizes."""
     model = ConVit(img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=4, local_up_to_layer=1).eval()
     used = {}
     for name, block in model.blocks.named_children():

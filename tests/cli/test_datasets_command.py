@@ -51,9 +51,9 @@ def test_looks_into_a_folder(tmp_path, capsys):
     ("words", "message"),
     [
         (["cifar1"], "unknown dataset 'cifar1'; did you mean 'cifar10'"),
-        (["folder:nowhere"], "nowhere is not there; expected a folder of images"),
+        (["folder:nowhere"], "nowhere does not exist; expected a folder of images"),
         (["--data-dir", "x"], "--data-dir needs the name of a set"),
-        (["cifar10", "--data-dir", "nowhere"], "nowhere is not there; expected a folder of Parquet files"),
+        (["cifar10", "--data-dir", "nowhere"], "nowhere does not exist; expected a folder of Parquet files"),
     ],
 )
 def test_bad_input_is_an_error(words, message):

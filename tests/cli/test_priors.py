@@ -39,8 +39,8 @@ def test_draws(tmp_path, capsys):
     [
         (["prior"], "vicinal: unknown command 'prior'; did you mean 'priors'?"),
         (["priors", "gnm"], "vicinal: unknown prior 'gnm'; did you mean 'gmm'?"),
-        (["priors", "--grid", "0", "8"], "vicinal: Grid height must be a whole number >= 1, given 0"),
-        (["priors", "--heads", "0"], "vicinal: a prior needs heads as a whole number >= 1, given 0"),
+        (["priors", "--grid", "0", "8"], "vicinal: Grid height must be a whole number >= 1, got 0"),
+        (["priors", "--heads", "0"], "vicinal: heads must be a whole number >= 1, got 0"),
         (
             ["priors", "gmm", "--draw", "nowhere/x.png"],
             "vicinal: cannot write nowhere/x.png: there is no folder nowhere",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import Pictures, Preprocessing
+from vicinal.data import ImageSplit, Preprocessing
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, noise: Callable[..., np.ndarray]) -> Path:
 
 
 class Reader:
-    """Pictures in memory, and a count of how often they were read."""
+    """ImageSplit in memory, and a count of how often they were read."""
 
     def __init__(self, arrays: list[np.ndarray]) -> None:
         self.arrays, self.calls = arrays, 0
@@ -50,11 +50,11 @@ class Reader:
 
 
 @pytest.fixture
-def in_memory() -> Callable[..., Pictures]:
+def in_memory() -> Callable[..., ImageSplit]:
     """Arrays as pictures of three classes."""
 
-    def make(arrays: list[np.ndarray], key: str = "memory") -> Pictures:
-        return Pictures.of_split(np.arange(len(arrays)) % 3, Reader(arrays), key)
+    def make(arrays: list[np.ndarray], key: str = "memory") -> ImageSplit:
+        return ImageSplit.of_split(np.arange(len(arrays)) % 3, Reader(arrays), key)
 
     return make
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from torchvision.transforms import AutoAugment, AutoAugmentPolicy
 
-from vicinal.data.auto_augment import Policy
+from vicinal.data.auto_augment import ArrayAutoAugment
 
 
 def pixels(number: int, channels: int) -> np.ndarray:
@@ -20,7 +20,7 @@ def pixels(number: int, channels: int) -> np.ndarray:
 @pytest.mark.parametrize("name", ["cifar10", "svhn", "imagenet"])
 def test_it_is_torchvisions_auto_augment_pixel_for_pixel(name, channels):
     fill = [10, 20, 30][:channels]
-    ours, theirs = Policy(name, fill), AutoAugment(AutoAugmentPolicy[name.upper()], fill=fill)
+    ours, theirs = ArrayAutoAugment(name, fill), AutoAugment(AutoAugmentPolicy[name.upper()], fill=fill)
     for number in range(150):
         image = pixels(number, channels)
         torch.manual_seed(number)
@@ -35,7 +35,7 @@ def test_it_is_torchvisions_auto_augment_pixel_for_pixel(name, channels):
 def test_tables_are_pillows(number, channels):
     image = pixels(number, channels)
     picture = Image.fromarray(image[..., 0] if channels == 1 else image)
-    policy = Policy("cifar10", [0] * channels)
+    policy = ArrayAutoAugment("cifar10", [0] * channels)
     expected = {
         ("AutoContrast", 0.0): ImageOps.autocontrast(picture),
         ("Equalize", 0.0): ImageOps.equalize(picture),

@@ -7,8 +7,8 @@ from vicinal.data import SETS
 def test_every_set_is_whole(name):
     known = SETS[name]
     assert known.page == f"https://huggingface.co/datasets/{known.id}"
-    assert len(known.facts.mean) == len(known.facts.std) == 3
-    assert all(0 < value < 1 for value in (*known.facts.mean, *known.facts.std))
+    assert len(known.info.mean) == len(known.info.std) == 3
+    assert all(0 < value < 1 for value in (*known.info.mean, *known.info.std))
     assert min(known.images) > known.classes > 1
 
 

@@ -1,11 +1,10 @@
 import random
-import re
 
 import numpy as np
 import pytest
 import torch
 
-from vicinal.data import Augmentation, Images, Loader, Preprocessing, evaluation_tensor, open_source, split
+from vicinal.data import Augmentation, Loader, Preprocessing, TransformedImages, evaluation_tensor, open_dataset, split
 from vicinal.errors import VicinalError
 
 ALL = Augmentation(auto_augment="cifar10", erasing=0.5)
@@ -19,7 +18,7 @@ def pictures(in_memory, noise):
 
 @pytest.fixture
 def images(pictures, square):
-    return Images(pictures, square(16), ALL, seed=3)
+    return TransformedImages(pictures, square(16), ALL, seed=3)
 
 
 def batches(images, epoch=0, start=0, **options):
@@ -34,12 +33,12 @@ def same(first, second) -> bool:
 
 def test_evaluation_shows_every_picture_as_evaluation_tensor_does(pictures, square):
     for size in (16, 100):  # from the cache, and decoded now
-        images = Images(pictures, square(size))
+        images = TransformedImages(pictures, square(size))
         found, labels = images.__getitems__([(0, index) for index in range(70)])
         assert found.shape == (70, 3, size, size)
         assert found.dtype == torch.float32
         assert labels.tolist() == [index % 3 for index in range(70)]
-        expected = [evaluation_tensor(pictures.picture(index), square(size)) for index in range(70)]
+        expected = [evaluation_tensor(pictures.image(index), square(size)) for index in range(70)]
         assert torch.equal(found, torch.stack(expected))
 
 
@@ -57,7 +56,7 @@ def test_what_is_drawn_depends_on_seed_epoch_and_image_only(pictures, square, im
     random.seed(99)
     assert torch.equal(images.__getitems__([(1, 7)])[0], reference)
     assert not torch.equal(images.__getitems__([(2, 7)])[0], reference)
-    assert not torch.equal(Images(pictures, square(16), ALL, seed=4).__getitems__([(1, 7)])[0], reference)
+    assert not torch.equal(TransformedImages(pictures, square(16), ALL, seed=4).__getitems__([(1, 7)])[0], reference)
 
 
 def test_the_global_generators_are_not_touched(images):
@@ -77,8 +76,8 @@ def test_the_global_generators_are_not_touched(images):
 
 
 def test_one_channel_and_rectangles_are_altered_too(cache):
-    source = open_source("digits")
-    images = Images(
+    source = open_dataset("digits")
+    images = TransformedImages(
         split(source).train, Preprocessing(8, 12, 1, (0.3,), (0.4,)), Augmentation(auto_augment="svhn", erasing=1.0)
     )
     found, _ = images.__getitems__([(0, index) for index in range(200)])
@@ -87,10 +86,10 @@ def test_one_channel_and_rectangles_are_altered_too(cache):
 
 
 def test_gray_pictures_serve_models_of_three_channels(square):
-    source = open_source("digits")
-    found, _ = Images(source.test, Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3)).__getitems__([(0, 0)])
+    source = open_dataset("digits")
+    found, _ = TransformedImages(source.test, Preprocessing(8, 8, 3, (0.5,) * 3, (0.5,) * 3)).__getitems__([(0, 0)])
     assert torch.equal(found[0, 0], found[0, 2])
-    assert np.allclose(found[0, 0] * 0.5 + 0.5, np.asarray(source.test.picture(0)) / 255, atol=1e-6)
+    assert np.allclose(found[0, 0] * 0.5 + 0.5, np.asarray(source.test.image(0)) / 255, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
@@ -104,7 +103,7 @@ def test_workers_change_nothing(images, workers):
 
 
 def test_large_pictures_are_decoded_by_workers_alike(pictures, square):
-    images = Images(pictures, square(100), ALL)
+    images = TransformedImages(pictures, square(100), ALL)
     assert same(batches(images, batch_size=8, shuffle=True), batches(images, batch_size=8, shuffle=True, workers=2))
 
 
@@ -136,7 +135,7 @@ def test_batches_can_be_left_in_the_middle(images, workers):
 def test_an_epoch_shows_every_image_once_in_an_order_of_its_own(images):
     def order(epoch, seed=0, batch_size=10):
         loader = Loader(images, batch_size=batch_size, shuffle=True, seed=seed)
-        return [index for part in loader._parts(epoch) for index in part]
+        return [index for part in loader.sampler.indices(epoch) for index in part]
 
     assert sorted(order(0)) == list(range(70))
     assert order(0) == order(0)
@@ -155,7 +154,7 @@ def test_slices_of_the_processes_join_to_the_batch_of_one(images, world):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 71])
 def test_evaluation_covers_every_image_once(pictures, square, world):
-    images = Images(pictures, square(16))
+    images = TransformedImages(pictures, square(16))
     everything = images.__getitems__([(0, index) for index in range(70)])[0]
     seen = 0
     for rank in range(world):
@@ -170,7 +169,7 @@ def test_evaluation_covers_every_image_once(pictures, square, world):
 
 
 def test_no_images_are_no_batches(pictures, square):
-    images = Images(pictures.take(np.array([], int)), square(16))
+    images = TransformedImages(pictures.take(np.array([], int)), square(16))
     assert len(images) == 0
     assert batches(images, batch_size=8, shuffle=False) == []
 
@@ -178,12 +177,12 @@ def test_no_images_are_no_batches(pictures, square):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 71}, "a batch of 71 needs more than the 70 images; use at most 70"),
-        ({"batch_size": 72, "world": 4}, "use at most 68"),
-        ({"batch_size": 10, "world": 4}, "a batch of 10 images cannot be shared among 4 processes alike"),
-        ({"batch_size": 0}, "at least 1 image, given 0"),
-        ({"batch_size": 4, "rank": 2, "world": 2}, "rank is between 0 and 1, given 2"),
-        ({"batch_size": 4, "workers": -1}, "workers is a number of processes"),
+        ({"batch_size": 71}, "batch_size .* 70 .*, got 71"),
+        ({"batch_size": 72, "world": 4}, "batch_size .* 68 .*, got 72"),
+        ({"batch_size": 10, "world": 4}, "batch_size .* 4 .*, got 10"),
+        ({"batch_size": 0}, "batch_size .* 1, got 0"),
+        ({"batch_size": 4, "rank": 2, "world": 2}, "rank .* 0 to 1, got 2"),
+        ({"batch_size": 4, "workers": -1}, "workers .* 0, got -1"),
     ],
 )
 def test_bad_options_are_errors(images, options, message):
@@ -192,20 +191,21 @@ def test_bad_options_are_errors(images, options, message):
 
 
 def test_a_start_behind_the_end_is_an_error(images):
-    with pytest.raises(VicinalError, match="an epoch has 8 steps; cannot start at step 9"):
+    with pytest.raises(VicinalError, match=r"start .* 8, got 9"):
         Loader(images, batch_size=8, shuffle=True).batches(0, 9)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_picture_is_told_in_one_line_also_by_workers(folder, square, workers):
     (folder / "dog" / "2.png").write_bytes(b"words")
-    images = Images(open_source(f"folder:{folder}").train, square(100))
-    message = f"{folder / 'dog' / '2.png'} is no picture that can be read; remove or replace it"
-    with pytest.raises(VicinalError, match=f"^{re.escape(message)}$"):
+    images = TransformedImages(open_dataset(f"folder:{folder}").train, square(100))
+    with pytest.raises(VicinalError) as raised:
         batches(images, batch_size=4, shuffle=False, workers=workers)
+    assert str(raised.value).startswith(str(folder / "dog" / "2.png"))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_damaged_picture_is_told_when_pictures_are_kept(folder, square):
     (folder / "dog" / "2.png").write_bytes(b"words")
-    with pytest.raises(VicinalError, match=r"dog.2\.png is no picture"):
-        Images(open_source(f"folder:{folder}").train, square(16))
+    with pytest.raises(VicinalError, match=r"dog.2\.png"):
+        TransformedImages(open_dataset(f"folder:{folder}").train, square(16))

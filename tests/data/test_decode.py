@@ -20,7 +20,7 @@ def pixels(content: bytes, channels: int = 3) -> np.ndarray:
     return np.asarray(picture)
 
 
-def test_colours_stay(noise):
+def test_colors_stay(noise):
     assert np.array_equal(pixels(stored(Image.fromarray(noise(5, 7)))), noise(5, 7))
 
 
@@ -36,21 +36,21 @@ def test_black_and_white(noise):
 
 
 def test_a_palette_is_looked_up(noise):
-    indices, colours = noise(5, 7)[..., 0] % 4, noise(1, 4, 1)[0]
+    indices, colors = noise(5, 7)[..., 0] % 4, noise(1, 4, 1)[0]
     picture = Image.fromarray(indices, "L")
-    picture.putpalette(colours.tobytes())
+    picture.putpalette(colors.tobytes())
     assert picture.mode == "P"
-    assert np.array_equal(pixels(stored(picture)), colours[indices])
+    assert np.array_equal(pixels(stored(picture)), colors[indices])
 
 
 def test_transparent_parts_become_white(noise):
-    colours, alpha = noise(5, 7), noise(5, 7, 1)[..., :1]
+    colors, alpha = noise(5, 7), noise(5, 7, 1)[..., :1]
     alpha[0], alpha[1] = 0, 255
-    found = pixels(stored(Image.fromarray(np.concatenate([colours, alpha], -1))))
+    found = pixels(stored(Image.fromarray(np.concatenate([colors, alpha], -1))))
     share = alpha / 255
-    assert np.abs(found - (colours * share + 255 * (1 - share))).max() <= 1
+    assert np.abs(found - (colors * share + 255 * (1 - share))).max() <= 1
     assert (found[0] == 255).all()
-    assert np.array_equal(found[1], colours[1])
+    assert np.array_equal(found[1], colors[1])
 
 
 def test_a_transparent_palette_and_gray_with_alpha_become_white():
@@ -106,7 +106,7 @@ def test_a_file_that_is_cut_off_is_an_error_that_names_it(kind, noise, tmp_path)
 
 
 def test_foreign_and_missing_files_are_errors(tmp_path):
-    with pytest.raises(VicinalError, match=r"^here is no picture that can be read; remove or replace it$"):
+    with pytest.raises(VicinalError, match=r"^here .*Pillow"):
         decode(b"these are words", "here")
-    with pytest.raises(VicinalError, match="is not there"):
+    with pytest.raises(VicinalError, match=r"^none\.png does not exist"):
         decode(tmp_path / "none.png", "none.png")

@@ -12,7 +12,7 @@ from datasets import Image as ImageFeature
 from datasets.exceptions import DatasetNotFoundError
 from PIL import Image
 
-from vicinal.data import open_source
+from vicinal.data import open_dataset
 from vicinal.errors import VicinalError
 
 COPIES = Path(__file__).parents[3] / "shared" / "data"
@@ -25,7 +25,7 @@ def png(number: int) -> bytes:
 
 
 def table(labels: list, *, image: str = "image", label: str = "label", first: int = 0, kind=None, **more) -> Dataset:
-    """Pictures whose red is their number."""
+    """ImageSplit whose red is their number."""
     columns = {image: [{"bytes": png(first + number), "path": None} for number in range(len(labels))], label: labels}
     features = {image: ImageFeature(), label: kind or ClassLabel(names=["a", "b", "c"])}
     for name, (values, feature) in more.items():
@@ -34,42 +34,42 @@ def table(labels: list, *, image: str = "image", label: str = "label", first: in
 
 
 def numbers(pictures) -> list[int]:
-    return [pictures.picture(index).getpixel((0, 0))[0] for index in range(len(pictures))]
+    return [pictures.image(index).getpixel((0, 0))[0] for index in range(len(pictures))]
 
 
 def test_a_folder_of_parquet_files_has_a_split_for_each_name(tmp_path):
     table([0, 1, 2]).to_parquet(tmp_path / "train-00000-of-00002.parquet")
     table([2, 1], first=3).to_parquet(tmp_path / "train-00001-of-00002.parquet")
     table([1, 1, 0], first=10).to_parquet(tmp_path / "test-00000-of-00001.parquet")
-    source = open_source(f"parquet:{tmp_path}")
+    source = open_dataset(f"parquet:{tmp_path}")
     assert source.class_names == ["a", "b", "c"]
     assert source.train.labels.tolist() == [0, 1, 2, 2, 1]
     assert source.train.labels.dtype == np.int64
     assert source.test.labels.tolist() == [1, 1, 0]
     assert numbers(source.train) == [0, 1, 2, 3, 4]
     assert numbers(source.test) == [10, 11, 12]
-    assert source.train.picture(0).size == (4, 3)
+    assert source.train.image(0).size == (4, 3)
 
 
 def test_validation_is_the_test_split_where_there_is_no_other(tmp_path):
     table([0, 1, 2]).to_parquet(tmp_path / "train-0.parquet")
     table([2, 1], first=3).to_parquet(tmp_path / "validation-0.parquet")
-    assert numbers(open_source(f"parquet:{tmp_path}").test) == [3, 4]
+    assert numbers(open_dataset(f"parquet:{tmp_path}").test) == [3, 4]
 
 
 def test_one_file_has_a_fifth_held_out(tmp_path):
     table([0, 1] * 10).to_parquet(tmp_path / "everything.parquet")
-    source = open_source(f"parquet:{tmp_path / 'everything.parquet'}")
+    source = open_dataset(f"parquet:{tmp_path / 'everything.parquet'}")
     assert np.bincount(source.test.labels).tolist() == [2, 2]
     assert sorted(numbers(source.train) + numbers(source.test)) == list(range(20))
-    assert open_source(f"parquet:{tmp_path}").test.rows.tolist() == source.test.rows.tolist()
+    assert open_dataset(f"parquet:{tmp_path}").test.rows.tolist() == source.test.rows.tolist()
 
 
 def test_columns_are_found_by_what_they_hold(tmp_path):
     masks = [{"bytes": png(200), "path": None}] * 10
     more = {"mask": (masks, ImageFeature()), "target": ([9] * 10, Value("int64"))}
     table([0, 1] * 5, image="img", label="breed", **more).to_parquet(tmp_path / "train.parquet")
-    source = open_source(f"parquet:{tmp_path}")
+    source = open_dataset(f"parquet:{tmp_path}")
     assert max(numbers(source.train)) < 200
     assert set(source.train.labels) == {0, 1}
 
@@ -77,13 +77,13 @@ def test_columns_are_found_by_what_they_hold(tmp_path):
 def test_columns_are_found_by_usual_names_without_metadata(tmp_path):
     plain = pa.table({"id": list(range(10)), "jpg": [png(number) for number in range(10)], "cls": ["y", "x"] * 5})
     parquet.write_table(plain, tmp_path / "train.parquet")
-    source = open_source(f"parquet:{tmp_path}")
+    source = open_dataset(f"parquet:{tmp_path}")
     assert source.class_names == ["x", "y"]
     whole = sorted(zip(source.train.rows, source.train.labels, numbers(source.train), strict=True))
     assert all(row == number and label == (row + 1) % 2 for row, label, number in whole)
     nested = pa.table({"image": [{"bytes": png(number), "path": ""} for number in range(10)], "label": [3, 7] * 5})
     parquet.write_table(nested, tmp_path / "train.parquet")
-    source = open_source(f"parquet:{tmp_path}")
+    source = open_dataset(f"parquet:{tmp_path}")
     assert source.class_names == ["3", "7"]
     assert set(source.train.labels) == {0, 1}
 
@@ -91,20 +91,20 @@ def test_columns_are_found_by_usual_names_without_metadata(tmp_path):
 def test_the_key_changes_with_the_files(tmp_path):
     file = tmp_path / "train.parquet"
     table([0, 1] * 5).to_parquet(file)
-    key = open_source(f"parquet:{tmp_path}").train.key
-    assert open_source(f"parquet:{file}").train.key == key
+    key = open_dataset(f"parquet:{tmp_path}").train.key
+    assert open_dataset(f"parquet:{file}").train.key == key
     os.utime(file, (1, 1))
-    assert open_source(f"parquet:{tmp_path}").train.key != key
+    assert open_dataset(f"parquet:{tmp_path}").train.key != key
 
 
 def message(name: str, **options) -> str:
     with pytest.raises(VicinalError) as raised:
-        open_source(name, **options)
+        open_dataset(name, **options)
     return str(raised.value)
 
 
 def test_bad_parquet_is_an_error(tmp_path):
-    assert "is not there" in message(f"parquet:{tmp_path / 'nowhere'}")
+    assert "does not exist" in message(f"parquet:{tmp_path / 'nowhere'}")
     assert "has no Parquet files" in message(f"parquet:{tmp_path}")
     (tmp_path / "train.parquet").write_bytes(b"words")
     assert f"cannot read {tmp_path}" in message(f"parquet:{tmp_path}")
@@ -112,7 +112,7 @@ def test_bad_parquet_is_an_error(tmp_path):
     assert "split train has images without a label; the first is image 2" in message(f"parquet:{tmp_path}")
     table([0, 1, 2], kind=Value("int64")).to_parquet(tmp_path / "train.parquet")
     table([0, 5], kind=Value("int64")).to_parquet(tmp_path / "test.parquet")
-    assert "split test, image 1 is of class 5, which the split to train on" in message(f"parquet:{tmp_path}")
+    assert "split test, image 1 has class 5" in message(f"parquet:{tmp_path}")
     parquet.write_table(pa.table({"label": [0, 1], "text": ["a", "b"]}), tmp_path / "train.parquet")
     (tmp_path / "test.parquet").unlink()
     assert "has no column of images; its columns are label, text" in message(f"parquet:{tmp_path}")
@@ -127,8 +127,8 @@ def test_several_columns_of_images_with_unusual_names_are_an_error(tmp_path):
 def test_a_damaged_row_is_named(tmp_path):
     images = [png(0), png(1), b"words", None] * 3
     parquet.write_table(pa.table({"image": images, "label": [0, 1, 0, 1] * 3}), tmp_path / "train.parquet")
-    source = open_source(f"parquet:{tmp_path}")
-    with pytest.raises(VicinalError, match="split train, image 2 is no picture"):
+    source = open_dataset(f"parquet:{tmp_path}")
+    with pytest.raises(VicinalError, match="split train, image 2 "):
         source.train.read(2)
     with pytest.raises(VicinalError, match="split train, image 3 is missing"):
         source.train.read(3)
@@ -140,19 +140,19 @@ def test_a_named_set_reads_a_parquet_copy(tmp_path):
     for split in ("train", "test"):
         file = tmp_path / f"{split}-00000-of-00001.parquet"
         table(list(range(10)), image="img", label="fine_label", kind=kind, **coarse).to_parquet(file)
-    source = open_source("cifar100", data_dir=tmp_path)
+    source = open_dataset("cifar100", data_dir=tmp_path)
     assert source.train.labels.tolist() == list(range(10))
-    assert source.facts.size == 32
+    assert source.info.size == 32
     assert source.channels == 3
     assert "has no split 'valid'; it has test, train" in message("tiny-imagenet", data_dir=tmp_path)
     assert "has no column 'label'; it has img, fine_label, coarse_label" in message("cifar10", data_dir=tmp_path)
-    assert "--data-dir is for cifar10, " in message("digits", data_dir=tmp_path)
+    assert "'digits'" in message("digits", data_dir=tmp_path)
 
 
 def test_a_copy_of_another_set_is_told_by_its_classes(tmp_path):
     for split in ("train", "test"):
         table([0, 1, 2]).to_parquet(tmp_path / f"{split}.parquet")
-    assert "has 3 classes, stanford-dogs has 120: another set?" in message("stanford-dogs", data_dir=tmp_path)
+    assert "120 classes of stanford-dogs, got 3" in message("stanford-dogs", data_dir=tmp_path)
 
 
 def test_layouts_of_repositories(tmp_path):
@@ -161,19 +161,19 @@ def test_layouts_of_repositories(tmp_path):
         for split in ("train", "test", "extra"):
             (tmp_path / config).mkdir(exist_ok=True)
             table([0, 1], kind=kind).to_parquet(tmp_path / config / f"{split}-00000-of-00001.parquet")
-    assert len(open_source("svhn", data_dir=tmp_path).train) == 2
+    assert len(open_dataset("svhn", data_dir=tmp_path).train) == 2
     for split in ("train", "test"):
         (tmp_path / "converted" / split).mkdir(parents=True)
         for part in range(2):
             table([0, 1], first=2 * part).to_parquet(tmp_path / "converted" / split / f"000{part}.parquet")
-    assert numbers(open_source(f"parquet:{tmp_path / 'converted'}").test) == [0, 1, 2, 3]
+    assert numbers(open_dataset(f"parquet:{tmp_path / 'converted'}").test) == [0, 1, 2, 3]
 
 
 def test_flowers_are_trained_on_train_and_validation(tmp_path):
     for first, split in enumerate(("train", "validation", "test")):
         kind = ClassLabel(num_classes=102)
         table([5, 6], first=10 * first, kind=kind).to_parquet(tmp_path / f"{split}.parquet")
-    source = open_source("flowers102", data_dir=tmp_path)
+    source = open_dataset("flowers102", data_dir=tmp_path)
     assert len(set(source.train.labels)) == 2
     assert numbers(source.train) == [0, 1, 10, 11]
     assert source.train.labels.tolist() == [5, 6, 5, 6]
@@ -189,9 +189,9 @@ def test_flowers_are_trained_on_train_and_validation(tmp_path):
 def test_real_copies_open(name, train, test, classes):
     if not (COPIES / name).exists():
         pytest.skip("no copies of real sets next to the project")
-    source = open_source(name, data_dir=COPIES / name)
+    source = open_dataset(name, data_dir=COPIES / name)
     assert (len(source.train), len(source.test), len(source.class_names)) == (train, test, classes)
-    assert source.train.picture(train - 1).mode == "RGB"
+    assert source.train.image(train - 1).mode == "RGB"
 
 
 def on_the_hub(monkeypatch, answer, asked: list | None = None) -> None:
@@ -212,18 +212,18 @@ def test_a_named_set_comes_from_the_hub(monkeypatch):
     kind = ClassLabel(num_classes=10)
     splits = {"train": table([0, 1], kind=kind), "test": table([2], first=5, kind=kind), "extra": table([0])}
     on_the_hub(monkeypatch, DatasetDict(splits), asked)
-    source = open_source("svhn")
+    source = open_dataset("svhn")
     assert asked == [("ufldl-stanford/svhn", "cropped_digits")]
     assert numbers(source.test) == [5]
-    assert not source.facts.flip
-    assert open_source("svhn").train.key == source.train.key
+    assert not source.info.flip
+    assert open_dataset("svhn").train.key == source.train.key
 
 
 def test_any_set_comes_from_the_hub(monkeypatch):
     asked: list = []
     on_the_hub(monkeypatch, DatasetDict({"train": table([0, 1] * 10, image="photo", label="kind")}), asked)
-    source = open_source("hub:me/pictures@small")
-    open_source("hub:me/pictures")
+    source = open_dataset("hub:me/pictures@small")
+    open_dataset("hub:me/pictures")
     assert asked == [("me/pictures", "small"), ("me/pictures", None)]
     assert (len(source.train), len(source.test)) == (16, 4)
 
@@ -236,7 +236,7 @@ def test_any_set_comes_from_the_hub(monkeypatch):
             DatasetNotFoundError("Dataset 'x' is a gated dataset on the Hub. Visit its page."),
             "accept its terms at http",
         ),
-        (DatasetNotFoundError("Dataset 'x' doesn't exist on the Hub"), "the Hub has no set uoft-cs/cifar10"),
+        (DatasetNotFoundError("Dataset 'x' doesn't exist on the Hub"), "the Hub has no dataset uoft-cs/cifar10"),
         (ValueError("Config name is missing.\nPick one: ['a', 'b']"), "Pick one: ['a', 'b']. hub:ID@CONFIG"),
     ],
 )
@@ -248,4 +248,4 @@ def test_a_hub_that_does_not_answer_is_an_error(monkeypatch, error, expected):
 
 def test_ids_are_checked(monkeypatch):
     on_the_hub(monkeypatch, AssertionError("not asked"))
-    assert "is no name of a set on the Hub" in message("hub:a/b/c")
+    assert "'a/b/c'" in message("hub:a/b/c")

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vicinal.data import open_source
+from vicinal.data import open_dataset
 from vicinal.errors import VicinalError
 
 
 def test_a_folder_has_a_class_for_each_subfolder_and_a_fifth_is_held_out(folder, noise):
-    source = open_source(f"folder:{folder}")
+    source = open_dataset(f"folder:{folder}")
     assert source.class_names == ["cat", "dog"]
     assert (len(source.train), len(source.test)) == (12, 3)
     assert np.bincount(source.test.labels).tolist() == [2, 1]
@@ -20,7 +20,7 @@ def test_a_folder_has_a_class_for_each_subfolder_and_a_fifth_is_held_out(folder,
         for index, row in enumerate(part.rows):
             assert part.labels[index] == (row >= 10)
             number = row if row < 10 else row - 10  # one digit, so the order of names is that of numbers
-            assert np.array_equal(np.asarray(part.picture(index)), noise(12, 16, number))
+            assert np.array_equal(np.asarray(part.image(index)), noise(12, 16, number))
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
@@ -29,7 +29,7 @@ def test_train_and_test_folders_are_used(folder, test, tmp_path):
     shutil.copytree(folder, root / "train")
     (root / test).mkdir()
     shutil.copytree(folder / "dog", root / test / "dog")
-    source = open_source(f"folder:{root}")
+    source = open_dataset(f"folder:{root}")
     assert (len(source.train), len(source.test)) == (15, 5)
     assert source.class_names == ["cat", "dog"]
     assert set(source.test.labels) == {1}
@@ -40,12 +40,12 @@ def test_of_test_and_val_test_is_taken(folder, tmp_path):
     for name in ("train", "val", "test"):
         shutil.copytree(folder, root / name)
     (root / "test" / "cat" / "0.png").unlink()
-    assert len(open_source(f"folder:{root}").test) == 14
+    assert len(open_dataset(f"folder:{root}").test) == 14
 
 
 def test_a_class_may_be_called_train(folder):
     (folder / "cat").rename(folder / "train")
-    assert open_source(f"folder:{folder}").class_names == ["dog", "train"]
+    assert open_dataset(f"folder:{folder}").class_names == ["dog", "train"]
 
 
 def test_all_formats_and_nested_folders_count_and_other_files_do_not(folder, noise):
@@ -55,43 +55,43 @@ def test_all_formats_and_nested_folders_count_and_other_files_do_not(folder, noi
     for name in ("notes.txt", ".hidden.png", "Thumbs.db"):
         (folder / "dog" / name).write_text("words")
     (folder / ".git").mkdir()
-    source = open_source(f"folder:{folder}")
+    source = open_dataset(f"folder:{folder}")
     assert len(source.train) + len(source.test) == 17
 
 
 def test_the_key_changes_with_the_files_and_only_then(folder, noise):
-    key = open_source(f"folder:{folder}").train.key
-    assert open_source(f"folder:{folder}").train.key == key
+    key = open_dataset(f"folder:{folder}").train.key
+    assert open_dataset(f"folder:{folder}").train.key == key
     os.utime(folder / "cat" / "3.png", (1, 1))
-    touched = open_source(f"folder:{folder}").train.key
+    touched = open_dataset(f"folder:{folder}").train.key
     (folder / "cat" / "3.png").rename(folder / "cat" / "33.png")
-    assert len({key, touched, open_source(f"folder:{folder}").train.key}) == 3
+    assert len({key, touched, open_dataset(f"folder:{folder}").train.key}) == 3
 
 
 def test_bad_folders_are_errors(folder, tmp_path):
     def message(path):
         with pytest.raises(VicinalError) as raised:
-            open_source(f"folder:{path}")
+            open_dataset(f"folder:{path}")
         return str(raised.value)
 
-    assert message(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'} is not there; expected a folder of images"
+    assert message(tmp_path / "nowhere") == f"{tmp_path / 'nowhere'} does not exist; expected a folder of images"
     assert "0.png is a file; expected a folder" in message(folder / "cat" / "0.png")
     assert "has no subfolders; expected one for each class" in message(folder / "cat")
     (folder / "empty").mkdir()
     assert message(folder).startswith(f"{folder / 'empty'} is empty")
     (folder / "empty" / "a.txt").write_text("words")
-    assert f"{folder / 'empty'} has 1 files, but none is an image, such as a.txt" in message(folder)
+    assert f"{folder / 'empty'} has 1 files but no image, only files such as a.txt" in message(folder)
     shutil.rmtree(folder / "empty")
     shutil.rmtree(folder / "dog")
-    assert "has one class only (cat)" in message(folder)
+    assert "at least two classes, got cat" in message(folder)
 
 
 def test_a_class_to_test_that_is_not_trained_is_an_error(folder, tmp_path):
     root = tmp_path / "splits"
     shutil.copytree(folder, root / "train")
     shutil.copytree(folder / "dog", root / "test" / "wolf")
-    with pytest.raises(VicinalError, match="wolf is a class that is not among those to train on: cat, dog"):
-        open_source(f"folder:{root}")
+    with pytest.raises(VicinalError, match=r"wolf .* cat, dog"):
+        open_dataset(f"folder:{root}")
 
 
 def test_too_few_images_are_an_error(folder):
@@ -99,12 +99,12 @@ def test_too_few_images_are_an_error(folder):
         (folder / "cat" / f"{number}.png").unlink()
     for number in range(1, 5):
         (folder / "dog" / f"{number}.png").unlink()
-    with pytest.raises(VicinalError, match="too few images: 2 to train on, 0 to test on"):
-        open_source(f"folder:{folder}")
+    with pytest.raises(VicinalError, match=r"too few images: 2 .*, 0 "):
+        open_dataset(f"folder:{folder}")
 
 
 def test_a_damaged_file_is_named_when_it_is_read(folder):
     (folder / "dog" / "2.png").write_bytes(b"\x89PNG")
-    source = open_source(f"folder:{folder}")
+    source = open_dataset(f"folder:{folder}")
     with pytest.raises(VicinalError, match=r"dog.2\.png"):
         [source.train.read(row) for row in range(15)]

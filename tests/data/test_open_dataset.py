@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from vicinal.data import open_source
+from vicinal.data import open_dataset
 from vicinal.data.open_dataset import cache_folder
 from vicinal.errors import VicinalError
 
 
 def test_digits_are_those_of_scikit_learn():
-    source, digits = open_source("digits"), load_digits()
-    assert source.channels == len(source.facts.mean) == 1
+    source, digits = open_dataset("digits"), load_digits()
+    assert source.channels == len(source.info.mean) == 1
     assert (len(source.train), len(source.test)) == (1438, 359)
     for part in (source.train, source.test):
         assert np.array_equal(part.labels, digits.target[part.rows])
         for index in (0, 1, 300):
-            picture = part.picture(index)
+            picture = part.image(index)
             assert picture.mode == "L"
             assert np.abs(np.asarray(picture) / 255 - digits.images[part.rows[index]] / 16).max() < 0.5 / 255
     pixels = digits.images / 16
-    assert source.facts.mean[0] == pytest.approx(pixels.mean(), abs=1e-3)
-    assert source.facts.std[0] == pytest.approx(pixels.std(), abs=1e-3)
+    assert source.info.mean[0] == pytest.approx(pixels.mean(), abs=1e-3)
+    assert source.info.std[0] == pytest.approx(pixels.std(), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -34,19 +34,19 @@ def test_digits_are_those_of_scikit_learn():
         ("uoft-cs/cifar10", "did you mean 'hub:uoft-cs/cifar10'?"),
         ("something else", "unknown dataset 'something else'. Known: digits, cifar10"),
         ("csv:x", "unknown dataset 'csv:x'"),
-        ("folder:", "'folder:' does not say which; write it as folder:PATH"),
-        ("hub:", "'hub:' does not say which; write it as hub:ID"),
+        ("folder:", "'folder:' must be written as folder:PATH"),
+        ("hub:", "'hub:' must be written as hub:ID"),
     ],
 )
 def test_mistyped_names_are_errors(name, expected):
     with pytest.raises(VicinalError) as raised:
-        open_source(name)
+        open_dataset(name)
     assert expected in str(raised.value)
 
 
 def test_a_folder_without_the_word_is_suggested(folder):
     with pytest.raises(VicinalError, match=f"did you mean 'folder:{folder}'"):
-        open_source(str(folder))
+        open_dataset(str(folder))
 
 
 def test_where_the_cache_is(monkeypatch):

@@ -10,7 +10,7 @@ from torchvision import transforms
 from torchvision.transforms import functional
 
 from vicinal.data import Augmentation, Preprocessing, evaluation_tensor
-from vicinal.data.transforms import Augmenter, centre, cover
+from vicinal.data.transforms import Augmenter, center_crop, cover
 from vicinal.errors import VicinalError
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -147,7 +147,7 @@ def test_erasing_fills_a_rectangle_with_the_mean():
 
 def test_without_anything_to_alter_it_is_evaluation(noise):
     found = augmented(noise(40, 50), 32, 32, 0, crop=False, flip=False)
-    assert np.array_equal(found, centre(noise(40, 50), made(32, 32)))
+    assert np.array_equal(found, center_crop(noise(40, 50), made(32, 32)))
 
 
 def test_preprocessing_goes_to_timms_words_and_back():
@@ -162,12 +162,12 @@ def test_preprocessing_goes_to_timms_words_and_back():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"height": 0}, "at least 1 x 1, given 0 x 32"),
-        ({"channels": 4}, "1 or 3 channels, given 4"),
-        ({"channels": 1}, "mean has 3 numbers, for images of 1 channels"),
+        ({"height": 0}, "got 0 x 32"),
+        ({"channels": 4}, "channels .* 1 or 3, got 4"),
+        ({"channels": 1}, "mean .* 1 numbers, .* got 3"),
         ({"std": (1.0, 0.0, 1.0)}, "std must be above 0"),
-        ({"interpolation": "cubic"}, "unknown interpolation 'cubic'; expected one of nearest"),
-        ({"crop_pct": 1.5}, "crop_pct is above 0 and at most 1, given 1.5"),
+        ({"interpolation": "cubic"}, "interpolation 'cubic'"),
+        ({"crop_pct": 1.5}, "crop_pct .* got 1.5"),
     ],
 )
 def test_bad_preprocessing_is_an_error(options, message):
@@ -177,7 +177,7 @@ def test_bad_preprocessing_is_an_error(options, message):
 
 
 def test_bad_augmentation_is_an_error():
-    with pytest.raises(VicinalError, match="unknown policy 'cifar'; expected cifar10, svhn or imagenet"):
+    with pytest.raises(VicinalError, match=r"'cifar'.* cifar10, imagenet, svhn"):
         Augmentation(auto_augment="cifar")
-    with pytest.raises(VicinalError, match="erasing is a share between 0 and 1, given 25"):
+    with pytest.raises(VicinalError, match=r"erasing .* got 25"):
         Augmentation(erasing=25)

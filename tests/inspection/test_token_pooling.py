@@ -10,7 +10,7 @@ from vicinal.grid import Grid
 from vicinal.inspection.kernel_places import Resampling, kernel_places, spread_evenly
 from vicinal.inspection.pool_calls import token_pooling
 from vicinal.inspection.size_rule import SizeRule, finer_grid, lines_at
-from vicinal.priors.placed import TokenPairs
+from vicinal.priors.token_values import TokenPairs
 from vicinal.token_pooling import AdaptivePooling, PooledTokens, SequencePooling
 
 

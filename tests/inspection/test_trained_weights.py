@@ -47,8 +47,8 @@ def describe(side):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_training_does_not_move_cells(name, many_labelled_images):
-    images, labels = many_labelled_images
+def test_training_does_not_move_cells(name, many_labeled_images):
+    images, labels = many_labeled_images
     model = vicinal.create_model(name, img_size=32, drop_path_rate=0, **MODELS[name])
     before = places(model)
     first, last = train(model.train(), images, labels)

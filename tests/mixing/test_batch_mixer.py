@@ -93,9 +93,9 @@ def test_boxes_of_their_own_differ_and_are_filled_rectangles_of_the_images_aspec
     sizes = uncut.any(2).sum(1), uncut.any(1).sum(1)
     assert sizes[0].max() == 12
     assert sizes[1].max() == 20
-    centre = uncut.mean(0)
-    assert centre[12, 20] == pytest.approx(0.25, abs=0.02)  # as often as a box of a quarter holds the centre
-    assert centre[0, 0] == pytest.approx(7 / 24 * 11 / 40, abs=0.01)  # of 24 x 40 centres, 7 x 11 are near enough
+    center = uncut.mean(0)
+    assert center[12, 20] == pytest.approx(0.25, abs=0.02)  # as often as a box of a quarter holds the center
+    assert center[0, 0] == pytest.approx(7 / 24 * 11 / 40, abs=0.01)  # of 24 x 40 centers, 7 x 11 are near enough
 
 
 def test_each_image_has_a_chance_of_its_own():
@@ -153,13 +153,13 @@ def test_a_batch_in_pieces_is_the_batch(mode):
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(VicinalError, match="unknown --mix 'cutmx'; did you mean 'cutmix'"):
+    with pytest.raises(VicinalError, match="unknown mode 'cutmx'; did you mean 'cutmix'"):
         Mixing("cutmx", classes=4)
     for name, value in (("mixup_share", 1.5), ("prob", 2), ("prob", float("nan")), ("smoothing", 2), ("smoothing", -1)):
-        with pytest.raises(VicinalError, match=rf"{name} is a share from 0 to 1, given {value}"):
+        with pytest.raises(VicinalError, match=rf"{name} .* got {value}"):
             Mixing("both", classes=4, **{name: value})
     for classes in (0, -3, 2.5, "4"):
-        with pytest.raises(VicinalError, match=rf"classes is a whole number, at least 1, given {classes!r}"):
+        with pytest.raises(VicinalError, match=rf"classes .* got {classes!r}"):
             Mixing("both", classes=classes)
 
 
@@ -167,14 +167,14 @@ def test_wrong_options_are_named():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda images, labels: (images[:0], labels[:0]), r"one or more, .* given \(0, 3, 12, 20\) and \(0,\)"),
-        (lambda images, labels: (images[0], labels), r"given \(3, 12, 20\) and \(6,\)"),
-        (lambda images, labels: (images, labels[1:]), r"as many labels .* and \(5,\)"),
-        (lambda images, labels: (images, F.one_hot(labels)), r"as many labels .* and \(6, 4\)"),
-        (lambda images, labels: (images.byte(), labels), "images in floating point, given torch.uint8"),
-        (lambda images, labels: (images, labels.float()), "such as int64, given torch.float32"),
-        (lambda images, labels: (images, labels + 1), "labels are numbers from 0 to 3 for classes=4, given 4"),
-        (lambda images, labels: (images, labels - 1), "labels are numbers from 0 to 3 for classes=4, given -1"),
+        (lambda images, labels: (images[:0], labels[:0]), r"got \(0, 3, 12, 20\) and \(0,\)"),
+        (lambda images, labels: (images[0], labels), r"got \(3, 12, 20\) and \(6,\)"),
+        (lambda images, labels: (images, labels[1:]), r"got .* and \(5,\)"),
+        (lambda images, labels: (images, F.one_hot(labels)), r"got .* and \(6, 4\)"),
+        (lambda images, labels: (images.byte(), labels), "images .* got torch.uint8"),
+        (lambda images, labels: (images, labels.float()), "labels .* got torch.float32"),
+        (lambda images, labels: (images, labels + 1), "labels .* classes=4, got 4"),
+        (lambda images, labels: (images, labels - 1), "labels .* classes=4, got -1"),
     ],
 )
 def test_wrong_batches_are_told(per_example, change, message):

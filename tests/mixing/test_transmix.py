@@ -158,13 +158,13 @@ def test_attention_belongs_to_one_batch():
     with mixing:
         model(first.images)
     targets = mixing.targets(first)
-    with pytest.raises(VicinalError, match="of another batch, which has its labels already: run the model on this one"):
+    with pytest.raises(VicinalError, match="another batch"):
         mixing.targets(second)
     assert torch.equal(mixing.targets(first), targets)  # as often as one likes
     with mixing:
         model(second.images)
     mixing.targets(second)
-    with pytest.raises(VicinalError, match="of another batch"):
+    with pytest.raises(VicinalError, match="another batch"):
         mixing.targets(first)
 
 
@@ -180,11 +180,11 @@ def test_attention_of_a_batch_that_was_not_mixed_is_no_other_ones():
     with mixing:
         model(whole.images)
     mixing.targets(whole)
-    with pytest.raises(VicinalError, match="of another batch"):
+    with pytest.raises(VicinalError, match="another batch"):
         mixing.targets(cut)
 
 
-def test_pieces_of_a_batch_are_labelled_one_by_one():
+def test_pieces_of_a_batch_are_labeled_one_by_one():
     model, images, labels = model_and_images(depth=1)
     model.eval()  # no drop path
     mixing = Mixing("transmix", classes=4, prob=1.0, model=model)
@@ -212,16 +212,16 @@ def test_a_batch_is_not_kept_beyond_its_step():
 
 
 def test_bad_input_says_what_to_do():
-    with pytest.raises(VicinalError, match="area_weight is a share from 0 to 1, given 2"):
+    with pytest.raises(VicinalError, match=r"area_weight .* got 2"):
         TransMix(area_weight=2)
     with pytest.raises(VicinalError, match="unknown variant 'papre'; did you mean 'paper'"):
         TransMix("papre")
-    with pytest.raises(VicinalError, match=r"given \(2, 3, 4, 4\) and \(2, 8, 8\)"):
+    with pytest.raises(VicinalError, match=r"got \(2, 3, 4, 4\) and \(2, 8, 8\)"):
         TransMix()(torch.rand(2, 3, 4, 4), box(8, 8, 0, 2, 0, 2, count=2))
-    with pytest.raises(VicinalError, match=r"give model=. `none`, `mixup`, `cutmix` and `both` work with any"):
+    with pytest.raises(VicinalError, match=r"model=.* both work with any"):
         Mixing("transmix", classes=4)
     resnet = vicinal.create_model("resnet18", img_size=32)
-    with pytest.raises(VicinalError, match=r"attention to read. `none`, `mixup`, `cutmix` and `both` work with any"):
+    with pytest.raises(VicinalError, match=r"attention to read. .* both work with any"):
         Mixing("transmix", classes=4, model=resnet)
     model, images, labels = model_and_images(depth=1)
     mixing = Mixing("transmix", classes=4, prob=1.0, model=model)
@@ -231,7 +231,5 @@ def test_bad_input_says_what_to_do():
         mixing.targets(batch)
     with mixing:
         model(batch.images[:2])
-    with pytest.raises(
-        VicinalError, match=r"attention \(batch, grid height, grid width\).*given \(2, 8, 12\) and \(5, 32"
-    ):
+    with pytest.raises(VicinalError, match=r"attention .*got \(2, 8, 12\) and \(5, 32"):
         mixing.targets(batch)

@@ -96,7 +96,7 @@ def cait(model, images):
 
 
 def gathered(image):
-    """`(batch, channels, height, width)`: for each place of half the grid, its nine neighbours of all channels."""
+    """`(batch, channels, height, width)`: for each place of half the grid, its nine neighbors of all channels."""
     batch, channels, height, width = image.shape
     padded = F.pad(image, (1, 1, 1, 1))
     tokens = torch.zeros(batch, height // 2 * (width // 2), channels * 9, dtype=image.dtype)

@@ -12,10 +12,10 @@ PRIORS = ["none", "gmm", "elm", "gab", "rpe", "rpe-mlp", "decay", "conv", "gmm:i
 
 
 def steps_to_learn(model, images, labels):
-    """Optimiser steps until every image is named right, in evaluation mode too; None if they are not enough."""
+    """Optimizer steps until every image is named right, in evaluation mode too; None if they are not enough."""
     images = (images - images.mean((0, 2, 3), keepdim=True)) / images.std((0, 2, 3), keepdim=True)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    warm_up = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / WARM_UP))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
     for step in range(STEPS):
         model.train()
         logits = model(images)
@@ -24,25 +24,25 @@ def steps_to_learn(model, images, labels):
             with torch.no_grad():
                 if (model(images).argmax(1) == labels).all():
                     return step
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(logits, labels).backward()
-        optimiser.step()
+        optimizer.step()
         warm_up.step()
     return None
 
 
 @pytest.mark.parametrize("prior", PRIORS)
-def test_a_small_vit_learns_with_every_prior(prior, labelled_images):
+def test_a_small_vit_learns_with_every_prior(prior, labeled_images):
     model = vicinal.create_model("vit-mini", prior=prior, drop_path_rate=0)
-    assert steps_to_learn(model, *labelled_images) is not None
+    assert steps_to_learn(model, *labeled_images) is not None
 
 
 @pytest.mark.parametrize(
     "prior", [prior if prior == "gmm" else pytest.param(prior, marks=pytest.mark.slow) for prior in PRIORS]
 )
-def test_vit_learns_with_every_prior(prior, labelled_images):
+def test_vit_learns_with_every_prior(prior, labeled_images):
     model = vicinal.create_model("vit", prior=prior, drop_path_rate=0)
-    assert steps_to_learn(model, *labelled_images) is not None
+    assert steps_to_learn(model, *labeled_images) is not None
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,6 @@ def test_vit_learns_with_every_prior(prior, labelled_images):
     ],
 )
 @pytest.mark.slow
-def test_backbones_learn_with_a_mask(name, pool, labelled_images):
+def test_backbones_learn_with_a_mask(name, pool, labeled_images):
     model = vicinal.create_model(name, prior="gmm:kernels=5", global_pool=pool, drop_path_rate=0)
-    assert steps_to_learn(model, *labelled_images) is not None
+    assert steps_to_learn(model, *labeled_images) is not None

@@ -1,5 +1,4 @@
 import json
-import pickle
 import subprocess
 import sys
 
@@ -154,7 +153,7 @@ def test_loading_draws_no_random_numbers(saved):
 def test_nothing_is_overwritten_unless_asked(saved, tmp_path):
     before = {file.name: file.read_bytes() for file in saved.iterdir()}
     other = trained(prior="gab")
-    with pytest.raises(vicinal.VicinalError, match=r"holds a config.json already.*overwrite=True"):
+    with pytest.raises(vicinal.VicinalError, match=r"config.json.*overwrite=True"):
         vicinal.save(other, saved)
     assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
     vicinal.save(other, saved, overwrite=True)
@@ -163,116 +162,25 @@ def test_nothing_is_overwritten_unless_asked(saved, tmp_path):
 
 
 def test_a_model_that_cannot_be_saved_leaves_nothing(tmp_path):
-    with pytest.raises(vicinal.VicinalError, match="has 10 classes, given 2 class_names"):
+    with pytest.raises(vicinal.VicinalError, match=r"class_names .* 10 .*, got 2"):
         vicinal.save(trained(), tmp_path / "model", class_names=["cat", "dog"])
-    with pytest.raises(vicinal.VicinalError, match="'mean' has 1 numbers, for images of 3 channels"):
+    with pytest.raises(vicinal.VicinalError, match=r"'mean' .* 3 numbers, .*got 1"):
         vicinal.save(trained(), tmp_path / "model", preprocessing={"mean": [0.5]})
-    with pytest.raises(vicinal.VicinalError, match=r"preprocessing takes mean, std.*given 'means'"):
+    with pytest.raises(vicinal.VicinalError, match=r"preprocessing .* mean, std.*got 'means'"):
         vicinal.save(trained(), tmp_path / "model", preprocessing={"means": [0.5]})
-    with pytest.raises(vicinal.VicinalError, match="does not say which of timm's models it is"):
+    with pytest.raises(vicinal.VicinalError, match="got Linear"):
         vicinal.save(torch.nn.Linear(3, 3), tmp_path / "model")
-    with pytest.raises(vicinal.VicinalError, match=r"config.json cannot hold.*type"):
+    with pytest.raises(vicinal.VicinalError, match=r"config.json: .*type"):
         vicinal.save(trained(act_layer=torch.nn.SiLU), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_unknown_arguments_of_a_timm_model_are_asked_for(tmp_path):
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=3).eval()
-    with pytest.raises(vicinal.VicinalError, match=r"would not be this model: blocks\.10.*model_args="):
+    with pytest.raises(vicinal.VicinalError, match=r"is not this model: blocks\.10.*model_args="):
         vicinal.save(model, tmp_path / "model")
     folder = vicinal.save(model, tmp_path / "model", model_args={"depth": 2})
     assert torch.equal(vicinal.load(folder)(IMAGES), model(IMAGES))
-
-
-def test_a_truncated_file_is_named(saved):
-    file = saved / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(vicinal.VicinalError, match=r"model\.safetensors is no whole safetensors file \(\d+ bytes\)"):
-        vicinal.load(saved)
-    file.write_bytes(b"")
-    with pytest.raises(vicinal.VicinalError, match=r"no whole safetensors file \(0 bytes\)"):
-        vicinal.load(saved)
-
-
-class Trap:
-    def __reduce__(self):
-        return print, ("a pickle was opened",)
-
-
-def test_a_pickle_is_never_opened(saved, capsys):
-    weights = saved / "model.safetensors"
-    weights.write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(vicinal.VicinalError, match="no whole safetensors file"):
-        vicinal.load(saved)
-    torch.save({"x": Trap()}, weights)
-    with pytest.raises(vicinal.VicinalError, match="no whole safetensors file"):
-        vicinal.load(saved)
-    weights.rename(saved / "pytorch_model.bin")
-    with pytest.raises(vicinal.VicinalError, match=r"has no model\.safetensors, only config\.json, pytorch_model\.bin"):
-        vicinal.load(saved)
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize("argument", ["checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay"])
-def test_a_config_cannot_have_other_files_opened(argument, saved, tmp_path, capsys):
-    trap = tmp_path / "trap.pth"
-    trap.write_bytes(pickle.dumps(Trap()))
-    config = config_of(saved)
-    config["model_args"][argument] = {"file": str(trap)} if "cfg" in argument else str(trap)
-    write_config(saved, config)
-    with pytest.raises(vicinal.VicinalError, match=f"model_args may not have '{argument}'"):
-        vicinal.load(saved)
-    config = config_of(saved) | {"architecture": f"local-dir:{tmp_path}"}
-    config["model_args"].pop(argument)
-    write_config(saved, config)
-    with pytest.raises(vicinal.VicinalError, match="has no model 'local-dir"):
-        vicinal.load(saved)
-    assert capsys.readouterr().out == ""
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"num_heads": 5}, "cannot make vicinal_vit_mini.*divisible"),
-        ({"embed_dim": 48, "num_heads": 4}, r"blocks.0.attn was saved for 6 heads, .* finds 4 heads"),
-        ({"depth": 7}, "does not fit its config.json: blocks.6.*is absent, expected"),
-        ({"depth": 5}, r"config.json: blocks\.5\.attn of Vit takes no prior"),
-        ({"prior": "gmm:kernels=9"}, "does not fit its config.json: .*prior"),
-        ({"prior": "gm"}, "unknown prior 'gm'; did you mean 'gmm'"),
-        ({"prior": [{"prior": "gab", "layers": ["blocks.77.attn"]}]}, "leave none|blocks.77"),
-        ({"prior": [{"layers": []}]}, "prior"),
-        ({"colour": 3}, "cannot make vicinal_vit_mini.*colour"),
-        ({"img_size": [33, 32]}, "which do not divide 33 x 32"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_told(change, message, saved):
-    config = config_of(saved)
-    config["model_args"] |= change
-    write_config(saved, config)
-    with pytest.raises(vicinal.VicinalError, match=message):
-        vicinal.load(saved)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "config.json is no JSON"),
-        ("[]", "names no architecture"),
-        ('{"architecture": "vitt"}', "timm .* has no model 'vitt'"),
-        ('{"architecture": "vicinal_vit", "model_args": 3}', "'model_args' is no mapping"),
-    ],
-)
-def test_a_damaged_config_is_told(text, message, saved):
-    (saved / "config.json").write_text(text)
-    with pytest.raises(vicinal.VicinalError, match=message):
-        vicinal.load(saved)
-
-
-def test_missing_folders_and_files_are_told(tmp_path):
-    with pytest.raises(vicinal.VicinalError, match="there is no folder"):
-        vicinal.load(tmp_path / "nowhere")
-    with pytest.raises(vicinal.VicinalError, match=r"has no config\.json, only nothing"):
-        vicinal.load(tmp_path)
 
 
 class Hub:

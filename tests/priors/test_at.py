@@ -8,7 +8,7 @@ import torch
 import vicinal
 from vicinal import Grid, VicinalError, build_prior
 from vicinal.priors import Prior, register_prior
-from vicinal.priors.placed import MAX_CACHED_PLACES, TokenPairs
+from vicinal.priors.token_values import MAX_CACHED_PLACES, TokenPairs
 
 GRID = Grid(6, 4, prefix=1)
 SPECS = [
@@ -43,7 +43,7 @@ def by_hand(prior, head, row, column):
         case "Convolution":
             mu, sigma = prior.mu[head].tolist(), float(prior.sigma[head])
             return None, -((row - mu[0]) ** 2 + (column - mu[1]) ** 2) / (2 * (sigma**2 + 1e-5))
-        case "RelativeMlp":
+        case "RelativeBiasMlp":
             spaced = torch.tensor(
                 [math.copysign(math.log2(1 + abs(d)) / 3, d) for d in (row, column)], dtype=torch.float64
             )

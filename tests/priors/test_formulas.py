@@ -89,7 +89,7 @@ def test_decay_equals_a_power_of_the_manhattan_distance():
     torch.testing.assert_close(prior()[1].double().exp(), attention, atol=1e-6, rtol=1e-6)
 
 
-def test_conv_equals_a_window_around_its_centre():
+def test_conv_equals_a_window_around_its_center():
     grid = Grid(5, 4)
     prior = build_prior("conv", heads=7, grid=grid)
     mu, sigma = prior.mu.double(), prior.sigma.double()
@@ -98,7 +98,7 @@ def test_conv_equals_a_window_around_its_centre():
     torch.testing.assert_close(prior()[1].double(), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_conv_centres_start_on_the_neighbourhood_nearest_first():
+def test_conv_centers_start_on_the_neighborhood_nearest_first():
     centers = build_prior("conv", heads=8, grid=Grid(8, 8)).mu.tolist()
     assert centers[:5] == [[0, 0], [0, 1], [0, -1], [1, 0], [-1, 0]]
     assert sorted(centers[5:7]) == [[1, -1], [1, 1]]  # diagonals
@@ -113,10 +113,10 @@ def test_conv_centres_start_on_the_neighbourhood_nearest_first():
     assert rest[25] == (0, 0)
 
 
-def test_conv_looks_to_the_right_where_its_centre_is_right_of_the_query():
+def test_conv_looks_to_the_right_where_its_center_is_right_of_the_query():
     bias = build_prior("conv", heads=6, grid=Grid(3, 3))()[1]
-    assert bias[1, 4].argmax() == 5  # head 2 has centre (0, 1); 4 is the middle patch
-    assert bias[3, 4].argmax() == 7  # head 4 has centre (1, 0): the row below
+    assert bias[1, 4].argmax() == 5  # head 2 has center (0, 1); 4 is the middle patch
+    assert bias[3, 4].argmax() == 7  # head 4 has center (1, 0): the row below
 
 
 def test_conv_grows_with_its_layer():

@@ -175,7 +175,7 @@ def test_resize_leaves_the_original_alone_and_keeps_what_is_frozen():
     assert all(torch.equal(prior.state_dict()[name], value) for name, value in before.items())
 
 
-def test_resize_stretches_an_rpe_table_and_keeps_its_centre():
+def test_resize_stretches_an_rpe_table_and_keeps_its_center():
     prior = build_prior("rpe", heads=1, grid=Grid(3, 3))
     ramp = torch.arange(-2.0, 3.0)
     prior.flat_bias.data = (ramp[:, None] + 10 * ramp[None, :]).flatten()

@@ -13,7 +13,7 @@ from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.inspection.patch_coordinates import PatchCoordinates, patch_layout
 from vicinal.priors.base import Prior
-from vicinal.priors.placed import TokenPairs
+from vicinal.priors.token_values import TokenPairs
 
 __all__ = ["prior_of_patches", "run_eagerly"]
 

@@ -24,7 +24,7 @@ from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.sites import AttentionSite
 from vicinal.inspection.size_rule import KnownSize, SizeRule, finer_grid, grid_at, lines_at
 from vicinal.priors.base import Prior
-from vicinal.priors.placed import TokenPairs
+from vicinal.priors.token_values import TokenPairs
 from vicinal.token_pooling import PooledTokens
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]

@@ -27,9 +27,10 @@ from vicinal.attention.placed_prior import PlacedPrior, token_counts
 from vicinal.attention.precision import additive_mask, makes_tiny_weights, softmax_dtype
 from vicinal.attention.recompute import RecomputedAttention, Settings
 from vicinal.attention.reference import attend_plain
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior, autocasting, full_precision
+from vicinal.priors.base import Prior
+from vicinal.priors.full_precision import autocasting, full_precision
 
 __all__ = ["Backend", "attend"]
 
@@ -159,7 +160,7 @@ def _check(
     if not 0.0 <= dropout < 1.0:
         raise VicinalError(f"dropout is a probability in [0, 1), given {dropout}")
     if backend not in get_args(Backend):
-        raise unknown("backend", backend, get_args(Backend))
+        raise unknown_name("backend", backend, get_args(Backend))
     if mask is not None:
         wanted = (*q.shape[:3], k.shape[2])
         sizes = zip(reversed(mask.shape), reversed(wanted), strict=False)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.priors.base import smallest_factor
+from vicinal.priors.full_precision import smallest_factor
 
 __all__ = [
     "additive_mask",

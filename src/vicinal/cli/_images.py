@@ -84,14 +84,14 @@ def of_set(
     import numpy as np
     import torch
 
-    from vicinal.data import evaluation_tensor, open_source
+    from vicinal.data import evaluation_tensor, open_dataset
 
-    source = open_source(name, data_dir=data_dir)
+    source = open_dataset(name, data_dir=data_dir)
     drawn = np.sort(np.random.default_rng(seed).permutation(len(source.test))[:count])
     for start in range(0, len(drawn), batch_size):
         chosen = drawn[start : start + batch_size]
         names = [f"{source.class_names[source.test.labels[index]]}-{index}" for index in chosen]
-        yield names, torch.stack([evaluation_tensor(source.test.picture(int(i)), preprocessing) for i in chosen])
+        yield names, torch.stack([evaluation_tensor(source.test.image(int(i)), preprocessing) for i in chosen])
 
 
 def as_seen(tensors: "Tensor", preprocessing: "Preprocessing") -> NDArray[Any]:

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Sequence
 
-from vicinal.errors import unknown
+from vicinal.errors import unknown_name
 
 __all__ = ["run"]
 
@@ -26,5 +26,5 @@ def run(words: Sequence[str]) -> None:
         )
         return
     if words[0] not in INSTRUMENTS:
-        raise unknown("instrument", words[0], INSTRUMENTS)
+        raise unknown_name("instrument", words[0], INSTRUMENTS)
     importlib.import_module(f"vicinal.cli.analyze_{words[0]}").run(words[1:])

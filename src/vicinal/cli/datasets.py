@@ -38,9 +38,9 @@ def overview() -> str:
     lines.append(f"{'digits':17}{10:>7}{1438:>11,}{359:>8,}{8:>6}{1:>10}  scikit-learn, no download")
     for name, known in SETS.items():
         train, test = known.images
-        channels = len(known.facts.mean)
+        channels = len(known.info.mean)
         lines.append(
-            f"{name:17}{known.classes:>7,}{train:>11,}{test:>8,}{known.facts.size:>6}{channels:>10}  {known.page}"
+            f"{name:17}{known.classes:>7,}{train:>11,}{test:>8,}{known.info.size:>6}{channels:>10}  {known.page}"
         )
     lines += ["", "size is what to train at, in pixels; validation images are held out of train", ""]
     lines += [f"{spelling:24}{meaning}" for spelling, meaning in SPELLINGS.items()]
@@ -51,15 +51,15 @@ def describe(name: str, data_dir: Path | None) -> str:
     """One set: its classes, splits, balance, sizes and statistics."""
     import numpy as np
 
-    from vicinal.data import SETS, open_source, split
+    from vicinal.data import SETS, open_dataset, split
 
-    source = open_source(name, data_dir=data_dir)
-    splits, facts, count = split(source), source.facts, len(source.class_names)
+    source = open_dataset(name, data_dir=data_dir)
+    splits, facts, count = split(source), source.info, len(source.class_names)
     place = data_dir or (SETS[name].page if name in SETS else "")
     counts = np.bincount(source.train.labels, minlength=count)
     few, many = (f"{counts[at]:,} ({source.class_names[at]})" for at in (counts.argmin(), counts.argmax()))
     looked_at = np.unique(np.linspace(0, len(source.train) - 1, LOOKED_AT).astype(int))
-    sizes = np.array([source.train.picture(int(index)).size for index in looked_at])
+    sizes = np.array([source.train.image(int(index)).size for index in looked_at])
     low, high = sizes.min(0), sizes.max(0)
     size = f"{low[1]} x {low[0]}" + ("" if (low == high).all() else f" to {high[1]} x {high[0]}")
     shown = ", ".join(source.class_names[:10]) + (", ..." if count > 10 else "")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import vicinal
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 
 VERBS = {
     "train": "train a model, with a prior or without; writes a run folder",
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         if words[0] not in VERBS:
-            raise unknown("command", words[0], VERBS)
+            raise unknown_name("command", words[0], VERBS)
         importlib.import_module(f"vicinal.cli.{words[0]}").run(words[1:])
     except VicinalError as error:
         if debug:

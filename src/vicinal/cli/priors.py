@@ -9,7 +9,7 @@ import tyro
 
 from vicinal.grid import Grid
 from vicinal.priors import build_prior, get_prior, list_priors, prior_options
-from vicinal.priors.registry import describe_type
+from vicinal.priors.spec import describe_type
 
 __all__ = ["run"]
 

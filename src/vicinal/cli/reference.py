@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 
 __all__ = ["parse", "run", "train_args"]
 
@@ -104,7 +104,7 @@ def train_args(arguments: argparse.Namespace) -> list[str]:
     if arguments.is_GMM and arguments.is_SLM:
         raise VicinalError("--is_GMM and --is_SLM exclude each other")
     if arguments.dataset not in DATASETS:
-        raise unknown("dataset", arguments.dataset, DATASETS)
+        raise unknown_name("dataset", arguments.dataset, DATASETS)
     if arguments.ra < 1:
         raise VicinalError(f"--ra must be at least 1, got {arguments.ra}")
     model, dataset = MODELS.get(arguments.model, arguments.model), DATASETS[arguments.dataset]

@@ -6,47 +6,54 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from vicinal.data.rng import derive
-from vicinal.data.transformed_images import Images
+from vicinal.data.rng import derive_seed
+from vicinal.data.transformed_images import TransformedImages
 from vicinal.errors import VicinalError
 
-__all__ = ["Loader"]
+__all__ = ["EpochBatchSampler", "Loader"]
 
 Batch = tuple[Tensor, Tensor]
+Key = tuple[int, int]
+"""Epoch and index of an image."""
 
 
 class Loader:
     """Batches of images and labels, epoch by epoch.
 
-    To train (`shuffle=True`), a step takes `batch_size` images over all processes, of which each has its slice; images
-    that do not fill a last step are left out of that epoch. To evaluate, each process takes every `world`-th image.
+    In training (`shuffle=True`), a step takes `batch_size` images over all processes, and each process gets its slice;
+    images that do not fill the last step are left out of that epoch. In evaluation, each process gets every `world`-th
+    image.
 
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from vicinal.data import Images, Loader, Preprocessing, open_source
-    >>> source = open_source("digits")
-    >>> preprocessing = Preprocessing(8, 8, 1, source.facts.mean, source.facts.std)
-    >>> images = Images(source.test, preprocessing, cache_dir=Path(tempfile.mkdtemp()))
+    >>> from vicinal.data import Loader, Preprocessing, TransformedImages, open_dataset
+    >>> digits = open_dataset("digits")
+    >>> preprocessing = Preprocessing(8, 8, 1, digits.info.mean, digits.info.std)
+    >>> images = TransformedImages(digits.test, preprocessing, cache_dir=Path(tempfile.mkdtemp()))
     >>> loader = Loader(images, batch_size=100, shuffle=False)
     >>> [len(labels) for _, labels in loader.batches(epoch=0)]
     [100, 100, 100, 59]
 
     Args:
-        images: what to load.
-        batch_size: images in a step; when evaluating, images in a batch of this process.
-        shuffle: True to train, False to evaluate.
-        seed: of the order.
-        rank: number of this process.
+        images: the images to load.
+        batch_size: images per step over all processes in training, images per batch of this process in evaluation.
+        shuffle: True for training, False for evaluation.
+        seed: seed of the order.
+        rank: index of this process.
         world: number of processes.
-        workers: processes that prepare batches; 0 prepares them here. They change nothing but the time it takes.
-        pin_memory: into memory that a GPU reads from directly.
+        workers: worker processes of the DataLoader; with 0, this process prepares the batches. They do not change the
+            batches.
+        pin_memory: put batches into page-locked memory, for faster copies to a GPU.
+
+    Raises:
+        VicinalError: a size is out of range, or the batch cannot be divided among the processes.
     """
 
     def __init__(
         self,
-        images: Images,
+        images: TransformedImages,
         *,
         batch_size: int,
         shuffle: bool,
@@ -56,88 +63,117 @@ class Loader:
         workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise VicinalError(f"a batch has at least 1 image, given {batch_size}")
         if workers < 0:
-            raise VicinalError(f"workers is a number of processes, or 0; given {workers}")
-        if not 0 <= rank < world:
-            raise VicinalError(f"rank is between 0 and {world - 1}, given {rank}")
-        count = len(images)
-        if shuffle and batch_size % world:
-            raise VicinalError(f"a batch of {batch_size} images cannot be shared among {world} processes alike")
-        if shuffle and batch_size > count:
-            largest = count // world * world
-            raise VicinalError(f"a batch of {batch_size} needs more than the {count} images; use at most {largest}")
+            raise VicinalError(f"workers must be a number of processes >= 0, got {workers}")
         self.images, self.batch_size, self.shuffle, self.seed = images, batch_size, shuffle, seed
         self.rank, self.world = rank, world
-        self.steps = count // batch_size if shuffle else -(-len(range(rank, count, world)) // batch_size)
-        """Batches of an epoch on this process."""
-        self._keys: list[list[tuple[int, int]]] = []
-        self._turn = 0
+        self.sampler = EpochBatchSampler(
+            len(images), batch_size=batch_size, shuffle=shuffle, seed=seed, rank=rank, world=world
+        )
+        self.steps = self.sampler.steps
+        """Number of batches in an epoch on this process."""
+        self._iterations = 0
         self._loader: DataLoader[Batch] = DataLoader(
-            _Told(images),
-            batch_sampler=_Current(self._keys),
+            ErrorsAsText(images),
+            batch_sampler=self.sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             pin_memory=pin_memory,
-            generator=torch.Generator(),  # else every epoch would draw from the global one
+            generator=torch.Generator(),  # otherwise DataLoader draws from the global generator every epoch
         )
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, from step `start` on. An earlier iteration that was not finished ends here."""
+        """Returns an iterator over the batches of an epoch: images `(n, channels, height, width)`, labels `(n,)`.
+
+        A new iteration ends an unfinished earlier one.
+
+        Args:
+            epoch: index of the epoch.
+            start: step to start at, to resume an interrupted epoch.
+
+        Raises:
+            VicinalError: `start` is behind the last step, or an image cannot be read.
+        """
         if not 0 <= start <= self.steps:
-            raise VicinalError(f"an epoch has {self.steps} steps; cannot start at step {start}")
+            raise VicinalError(f"start must be a step from 0 to {self.steps}, got {start}")
         return self._iterate(epoch, start)
 
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
-        self._turn += 1
-        turn = self._turn
-        self._keys[:] = [[(epoch, index) for index in part] for part in self._parts(epoch)[start:]]
+        self._iterations += 1
+        iteration = self._iterations
+        self.sampler.set_epoch(epoch, start)
         for batch in self._loader:
             if isinstance(batch, str):
                 raise VicinalError(batch)
             yield batch
-            if turn != self._turn:
+            if iteration != self._iterations:
                 raise RuntimeError("these batches ended when batches() was called again")
 
-    def _parts(self, epoch: int) -> list[list[int]]:
-        """The images of each step on this process."""
-        count, size = len(self.images), self.batch_size
+
+class EpochBatchSampler(Sampler[list[Key]]):
+    """Batches of keys `(epoch, index)` of one epoch on one process; `set_epoch` chooses the epoch.
+
+    Args:
+        count: number of images.
+        batch_size: as in `Loader`; so are the other arguments.
+        shuffle: True for training, False for evaluation.
+        seed: seed of the order.
+        rank: index of this process.
+        world: number of processes.
+    """
+
+    def __init__(self, count: int, *, batch_size: int, shuffle: bool, seed: int, rank: int, world: int) -> None:
+        if batch_size < 1:
+            raise VicinalError(f"batch_size must be >= 1, got {batch_size}")
+        if not 0 <= rank < world:
+            raise VicinalError(f"rank must be from 0 to {world - 1}, got {rank}")
+        if shuffle and batch_size % world:
+            raise VicinalError(f"batch_size must be a multiple of the {world} processes, got {batch_size}")
+        if shuffle and batch_size > count:
+            raise VicinalError(
+                f"batch_size must be at most {count // world * world} for {count} images, got {batch_size}"
+            )
+        self.count, self.batch_size, self.shuffle, self.seed = count, batch_size, shuffle, seed
+        self.rank, self.world = rank, world
+        self.steps = count // batch_size if shuffle else -(-len(range(rank, count, world)) // batch_size)
+        self.epoch = self.start = 0
+
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Chooses the epoch of the next iteration, and the step it starts at."""
+        self.epoch, self.start = epoch, start
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        # A list, not a generator: a later set_epoch must not change an iteration that has begun.
+        return iter([[(self.epoch, index) for index in batch] for batch in self.indices(self.epoch)[self.start :]])
+
+    def __len__(self) -> int:
+        return self.steps - self.start
+
+    def indices(self, epoch: int) -> list[list[int]]:
+        """Returns the indices of the images of each step of an epoch on this process."""
+        size = self.batch_size
         if not self.shuffle:
-            own = list(range(self.rank, count, self.world))
+            own = list(range(self.rank, self.count, self.world))
             return [own[first : first + size] for first in range(0, len(own), size)]
-        order = np.random.default_rng(derive(self.seed, epoch)).permutation(count)
+        order = np.random.default_rng(derive_seed(self.seed, epoch)).permutation(self.count)
         share = size // self.world
         firsts = range(self.rank * share, self.steps * size, size)
         return [order[first : first + share].tolist() for first in firsts]
 
 
-class _Current:
-    """The keys of the epoch that is being loaded; workers live longer than an epoch."""
+class ErrorsAsText(Dataset[Batch]):
+    """Returns error messages as strings: DataLoader re-raises worker exceptions with the worker's traceback inside."""
 
-    def __init__(self, keys: list[list[tuple[int, int]]]) -> None:
-        self.keys = keys
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        return iter(list(self.keys))
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-
-class _Told(Dataset[Batch]):
-    """Gives what is wrong with an image as text: torch would add a worker's traceback to an error."""
-
-    def __init__(self, images: Images) -> None:
+    def __init__(self, images: TransformedImages) -> None:
         self.images = images
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Batch | str:
+    def __getitems__(self, keys: Sequence[Key]) -> Batch | str:
         try:
             return self.images.__getitems__(keys)
         except VicinalError as error:
             return str(error)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -1,4 +1,4 @@
-"""From the bytes of a picture to pixels: any mode, any rotation, and errors that name the file."""
+"""Decodes image files of any mode and EXIF orientation; errors name the file."""
 
 import io
 from pathlib import Path
@@ -11,29 +11,32 @@ __all__ = ["decode"]
 
 
 def decode(content: bytes | Path, where: str, channels: int = 3) -> Image.Image:
-    """A picture as RGB, or as grayscale for one channel, turned upright as its EXIF says.
+    """Returns an image in RGB, or in grayscale for one channel, rotated by its EXIF orientation.
 
     Args:
         content: the file, or its bytes.
-        where: what to call it in an error.
+        where: name of the image in error messages.
         channels: 3 or 1.
+
+    Raises:
+        VicinalError: the file is missing, truncated or not an image.
     """
     try:
-        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
-            return _plain(ImageOps.exif_transpose(picture)).convert("L" if channels == 1 else "RGB")
+        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
+            return _to_plain_mode(ImageOps.exif_transpose(image)).convert("L" if channels == 1 else "RGB")
     except FileNotFoundError:
-        raise VicinalError(f"{where} is not there") from None
+        raise VicinalError(f"{where} does not exist") from None
     except UnidentifiedImageError:
-        raise VicinalError(f"{where} is no picture that can be read; remove or replace it") from None
-    except Exception as error:  # Pillow's decoders raise many kinds at what they do not expect
-        raise VicinalError(f"{where} cannot be read: {error}; it may be cut off, remove or replace it") from None
+        raise VicinalError(f"{where} is not an image that Pillow can read; remove or replace it") from None
+    except Exception as error:  # Pillow's decoders raise exceptions of many types on malformed files
+        raise VicinalError(f"{where} cannot be read: {error}; it may be truncated; remove or replace it") from None
 
 
-def _plain(picture: Image.Image) -> Image.Image:
-    """Without transparency, and with 8 bits."""
-    if picture.mode in ("P", "PA", "LA", "La", "RGBA", "RGBa") or "transparency" in picture.info:
-        solid = picture.convert("RGBA")  # transparent parts become white, not what lies behind them
-        return Image.alpha_composite(Image.new("RGBA", solid.size, "white"), solid)
-    if picture.mode.startswith("I;16"):  # 16 bits, which would be cut off at 255
-        return picture.convert("I").point(lambda value: value * (1 / 256)).convert("L")
-    return picture
+def _to_plain_mode(image: Image.Image) -> Image.Image:
+    """Returns an image with 8 bits per channel and without transparency, on a white background."""
+    if image.mode in ("P", "PA", "LA", "La", "RGBA", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")  # convert("RGB") alone would show the hidden colors of transparent pixels
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
+    if image.mode.startswith("I;16"):  # 16 bits: convert() alone clips values at 255
+        return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
+    return image

@@ -1,4 +1,4 @@
-"""Tables of images and labels, by Hugging Face Datasets: sets on the Hub, and Parquet files as they are there."""
+"""Datasets on the Hugging Face Hub and Parquet files in its layout, opened by Hugging Face Datasets."""
 
 import hashlib
 import os
@@ -12,42 +12,50 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vicinal.data.catalog import HubSet
+from vicinal.data.catalog import HubDataset
 from vicinal.data.decode import decode
-from vicinal.data.image_dataset import Indices, Pictures
+from vicinal.data.image_dataset import ImageSplit, Indices
 from vicinal.errors import VicinalError
 
 __all__ = ["Table", "open_hub", "open_parquet", "read_tables"]
 
-TESTS = ("test", "validation", "valid", "val")
-IMAGES = ("image", "img", "images", "picture", "pixel_values", "jpg", "png")
-LABELS = ("label", "labels", "fine_label", "class", "category", "target", "cls")
+TEST_SPLITS = ("test", "validation", "valid", "val")
+IMAGE_COLUMNS = ("image", "img", "images", "picture", "pixel_values", "jpg", "png")
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target", "cls")
 
 
 @dataclass(frozen=True)
 class Table:
-    """One split, as Datasets has it."""
+    """One split, as a `datasets.Dataset`."""
 
     dataset: Any
     version: str
-    """Changes whenever the split does."""
+    """Changes whenever the split changes."""
 
 
 def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
-    """The splits in a folder of `SPLIT-*.parquet` files, or in one file."""
+    """Returns the splits, by name, of a folder of `SPLIT-*.parquet` files; one file is the split `train`.
+
+    Args:
+        path: a folder or a file.
+        cache: folder for the Arrow files that Datasets writes.
+
+    Raises:
+        VicinalError: there are no Parquet files, or they cannot be read.
+    """
     from datasets.exceptions import DatasetGenerationError
 
     if not path.exists():
         raise VicinalError(
-            f"{path} is not there; expected a folder of Parquet files such as train-00000-of-00001.parquet"
+            f"{path} does not exist; expected a folder of Parquet files such as train-00000-of-00001.parquet"
         )
     found = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not found:
-        raise VicinalError(f"{path} has no Parquet files; expected some such as train-00000-of-00001.parquet")
+        raise VicinalError(f"{path} has no Parquet files; expected files such as train-00000-of-00001.parquet")
     files: dict[str, list[Path]] = {}
     for file in found:
         split = file.stem.split("-")[0] if path.is_dir() else "train"
-        if split.isdigit():  # SPLIT/0000.parquet, as the Hub converts sets
+        if split.isdigit():  # SPLIT/0000.parquet: the layout of the Hub's own conversions
             split = file.parent.name
         files.setdefault(split, []).append(file)
     try:
@@ -57,41 +65,49 @@ def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
             cache_dir=str(cache / "parquet"),
         )
     except (DatasetGenerationError, OSError, ValueError) as error:
-        raise VicinalError(f"cannot read {path}: {_said(error.__cause__ or error)}") from None
+        raise VicinalError(f"cannot read {path}: {_one_line(error.__cause__ or error)}") from None
     return {split: Table(loaded[split], _version(parts)) for split, parts in files.items()}
 
 
 def open_hub(name: str, config: str | None) -> dict[str, Table]:
-    """The splits of a set on the Hub."""
+    """Returns the splits, by name, of a dataset on the Hub.
+
+    Args:
+        name: repository, such as `uoft-cs/cifar10`.
+        config: configuration of the repository, if it has several.
+
+    Raises:
+        VicinalError: the Hub does not answer, or has no such dataset.
+    """
     from datasets.exceptions import DataFilesNotFoundError, DatasetNotFoundError
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
 
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise VicinalError(f"{name!r} is no name of a set on the Hub; expected one such as uoft-cs/cifar10")
+        raise VicinalError(f"{name!r} is not the ID of a dataset on the Hub; expected one such as uoft-cs/cifar10")
     page = f"https://huggingface.co/datasets/{name}"
     try:
         loaded = _load(name, config)
     except (DatasetNotFoundError, GatedRepoError) as error:
         if isinstance(error, GatedRepoError) or "gated" in str(error):
             raise VicinalError(
-                f"{name} asks for consent first: accept its terms at {page}, then run `hf auth login`; or give a "
-                "Parquet copy with --data-dir"
+                f"{name} is gated: accept its terms at {page}, then run `hf auth login`; or give a Parquet copy as "
+                "data_dir (--data-dir)"
             ) from None
-        raise VicinalError(f"the Hub has no set {name}, or it is private; see {page}") from None
+        raise VicinalError(f"the Hub has no dataset {name}, or it is private; see {page}") from None
     except DataFilesNotFoundError:
-        raise VicinalError(f"{name} holds no files that Datasets can read; see {page}") from None
+        raise VicinalError(f"{name} has no files that Datasets can read; see {page}") from None
     except (ConnectionError, TimeoutError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
         raise VicinalError(
-            f"cannot get {name} from the Hugging Face Hub: {_said(error)}. Without the Hub, --data-dir PATH "
-            "reads a Parquet copy of a named set, and folder:PATH, parquet:PATH and digits need none"
+            f"cannot get {name} from the Hugging Face Hub: {_one_line(error)}. Without the Hub, --data-dir PATH "
+            "reads a Parquet copy of a named dataset; folder:PATH, parquet:PATH and digits need no connection"
         ) from None
     except (ValueError, RuntimeError) as error:
-        raise VicinalError(f"cannot open {name}: {_said(error)}. hub:ID@CONFIG chooses a config") from None
+        raise VicinalError(f"cannot open {name}: {_one_line(error)}. hub:ID@CONFIG selects a config") from None
     return {str(split): Table(dataset, str(dataset._fingerprint)) for split, dataset in loaded.items()}
 
 
 def _load(*arguments: Any, **options: Any) -> Any:
-    """Datasets' own function, whose bars would fill a log file."""
+    """Calls `datasets.load_dataset`, without progress bars if stderr is not a terminal."""
     import datasets
 
     if not sys.stderr.isatty():
@@ -100,14 +116,17 @@ def _load(*arguments: Any, **options: Any) -> Any:
 
 
 def read_tables(
-    tables: Mapping[str, Table], where: str, known: HubSet | None = None
-) -> tuple[Pictures, Pictures | None, list[str]]:
-    """The pictures for training, those for testing if there are such, and the names of the classes.
+    tables: Mapping[str, Table], where: str, known: HubDataset | None = None
+) -> tuple[ImageSplit, ImageSplit | None, list[str]]:
+    """Returns the training split, the test split if there is one, and the class names.
 
     Args:
         tables: splits by name.
-        where: what to call them in an error.
-        known: which splits and columns to take; found out if not given.
+        where: name of the dataset in error messages.
+        known: the splits and columns to use; inferred if None.
+
+    Raises:
+        VicinalError: a split or a column is missing, or an image has no label.
     """
     if known is not None:
         parts, test = known.train.split("+"), known.test
@@ -116,7 +135,7 @@ def read_tables(
                 raise VicinalError(f"{where} has no split {split!r}; it has {', '.join(tables)}")
     else:
         parts = ["train" if "train" in tables else next(iter(tables))]
-        test = next((name for name in TESTS if name in tables and name not in parts), "")
+        test = next((name for name in TEST_SPLITS if name in tables and name not in parts), "")
     features = tables[parts[0]].dataset.features
     columns = (known.image, known.label) if known else _columns(features, where)
     for column in columns:
@@ -133,7 +152,7 @@ def read_tables(
 
 @dataclass(frozen=True)
 class _Rows:
-    """Reads the pictures of a split."""
+    """Reads the images of a split."""
 
     dataset: Any
     column: str
@@ -142,14 +161,14 @@ class _Rows:
     def __call__(self, row: int) -> Image.Image:
         image = self.dataset.data.column(self.column)[row].as_py()
         where = f"{self.where}, image {row}"
-        if isinstance(image, dict):  # as Datasets stores it: the file, or where it is
+        if isinstance(image, dict):  # as Datasets stores an image: the bytes of the file, or its path
             image = image["bytes"] or (image.get("path") and Path(image["path"]))
         if not image:
             raise VicinalError(f"{where} is missing")
         return decode(image, where)
 
 
-def _read(tables: list[Table], split: str, columns: tuple[str, str], names: list[str], where: str) -> Pictures:
+def _read(tables: list[Table], split: str, columns: tuple[str, str], names: list[str], where: str) -> ImageSplit:
     from datasets import concatenate_datasets
 
     image, label = columns
@@ -160,13 +179,13 @@ def _read(tables: list[Table], split: str, columns: tuple[str, str], names: list
                 raise VicinalError(f"{where}, split {split} has no column {column!r}; it has {have}")
     datasets = [table.dataset.select_columns([image, label]) for table in tables]
     dataset = datasets[0] if len(datasets) == 1 else concatenate_datasets(datasets)
-    labels = _numbers(dataset, label, names, f"{where}, split {split}")
+    labels = _class_indices(dataset, label, names, f"{where}, split {split}")
     version = hashlib.sha256("\n".join([image, *(table.version for table in tables)]).encode()).hexdigest()[:16]
-    return Pictures.of_split(labels, _Rows(dataset, image, f"{where}, split {split}"), f"{split}-{version}")
+    return ImageSplit.of_split(labels, _Rows(dataset, image, f"{where}, split {split}"), f"{split}-{version}")
 
 
-def _numbers(dataset: Any, column: str, names: list[str], where: str) -> Indices:
-    """The label of every row as a class number."""
+def _class_indices(dataset: Any, column: str, names: list[str], where: str) -> Indices:
+    """Returns the class index of every row, `(rows,)`."""
     values = dataset.data.column(column).to_pylist()
     numbered = getattr(dataset.features[column], "names", None) is not None
     number = {index if numbered else name: index for index, name in enumerate(names)}
@@ -176,39 +195,43 @@ def _numbers(dataset: Any, column: str, names: list[str], where: str) -> Indices
             raise VicinalError(f"{where} has images without a label; the first is image {row}")
         label = number.get(value if numbered else str(value))
         if label is None:
-            raise VicinalError(f"{where}, image {row} is of class {value!r}, which the split to train on does not have")
+            raise VicinalError(f"{where}, image {row} has class {value!r}, which the training split does not have")
         labels[row] = label
     return labels
 
 
 def _columns(features: Mapping[str, Any], where: str) -> tuple[str, str]:
-    """The columns of images and of labels, by what they hold, then by usual names."""
-    kinds = {name: type(feature).__name__ for name, feature in features.items()}
-    plain = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
-    images = [name for name, kind in kinds.items() if kind == "Image"] or [
+    """Returns the columns of images and of labels: by feature type, then by common names."""
+    types = {name: type(feature).__name__ for name, feature in features.items()}
+    dtypes = {name: str(getattr(feature, "dtype", "")) for name, feature in features.items()}
+    images = [name for name, type_ in types.items() if type_ == "Image"] or [
         name
-        for name in IMAGES
-        if plain.get(name) == "binary" or (kinds.get(name) == "dict" and "bytes" in features[name])
+        for name in IMAGE_COLUMNS
+        if dtypes.get(name) == "binary" or (types.get(name) == "dict" and "bytes" in features[name])
     ]
-    labels = [name for name, kind in kinds.items() if kind == "ClassLabel"] or [
-        name for name in LABELS if plain.get(name, "").startswith(("int", "uint", "string"))
+    labels = [name for name, type_ in types.items() if type_ == "ClassLabel"] or [
+        name for name in LABEL_COLUMNS if dtypes.get(name, "").startswith(("int", "uint", "string"))
     ]
-    return _usual("images", images, IMAGES, features, where), _usual("labels", labels, LABELS, features, where)
+    return (
+        _choose_column("images", images, IMAGE_COLUMNS, features, where),
+        _choose_column("labels", labels, LABEL_COLUMNS, features, where),
+    )
 
 
-def _usual(kind: str, found: list[str], usual: Iterable[str], features: Mapping[str, Any], where: str) -> str:
-    chosen = found if len(found) == 1 else [name for name in usual if name in found]
+def _choose_column(kind: str, found: list[str], common: Iterable[str], features: Mapping[str, Any], where: str) -> str:
+    chosen = found if len(found) == 1 else [name for name in common if name in found]
     if not chosen:
-        several = f"several columns of {kind} ({', '.join(found)})" if found else f"no column of {kind}"
-        raise VicinalError(f"{where} has {several}; its columns are {', '.join(features)}")
+        problem = f"several columns of {kind} ({', '.join(found)})" if found else f"no column of {kind}"
+        raise VicinalError(f"{where} has {problem}; its columns are {', '.join(features)}")
     return chosen[0]
 
 
 def _version(files: list[Path]) -> str:
-    facts = [(file, os.stat(file)) for file in files]
-    return "\n".join(f"{file.resolve()} {about.st_size} {about.st_mtime_ns}" for file, about in facts)
+    """Returns a text that changes whenever a file changes."""
+    status = [(file, os.stat(file)) for file in files]
+    return "\n".join(f"{file.resolve()} {each.st_size} {each.st_mtime_ns}" for file, each in status)
 
 
-def _said(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text[:300].rstrip(".")

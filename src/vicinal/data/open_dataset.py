@@ -1,6 +1,5 @@
-"""From a name to pictures and labels: named sets, folders, Parquet files, sets on the Hub, the embedded digits."""
+"""Opens a dataset by name: named datasets, folders, Parquet files, datasets on the Hub, the embedded digits."""
 
-import difflib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,78 +8,68 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vicinal.data.catalog import DIGITS, SETS, Facts
+from vicinal.data.catalog import DIGITS, SETS, DatasetInfo
 from vicinal.data.hf_datasets import open_hub, open_parquet, read_tables
-from vicinal.data.image_dataset import Pictures, Source
+from vicinal.data.image_dataset import ImageDataset, ImageSplit
 from vicinal.data.image_folder import open_folder
 from vicinal.data.splits import hold_out
-from vicinal.errors import VicinalError
+from vicinal.errors import VicinalError, unknown_name
 
-__all__ = ["SPELLINGS", "cache_folder", "open_source"]
+__all__ = ["SPELLINGS", "cache_folder", "open_dataset"]
 
 SPELLINGS = {
-    "folder:PATH": "a folder with a subfolder of images for each class, or with folders train and test of that kind",
-    "parquet:PATH": "a folder of SPLIT-*.parquet files, as the Hub has them, or one such file",
-    "hub:ID, hub:ID@CONFIG": "any set of labelled images on the Hugging Face Hub",
+    "folder:PATH": "a folder with a subfolder of images for each class, or with such folders named train and test",
+    "parquet:PATH": "a folder of SPLIT-*.parquet files in the layout of the Hub, or one such file",
+    "hub:ID, hub:ID@CONFIG": "any dataset of labeled images on the Hugging Face Hub",
 }
-TEST_SHARE, TEST_SEED = 0.2, 0  # whatever a run's seed is: all runs share one test split
+TEST_FRACTION, TEST_SEED = 0.2, 0  # independent of a run's seed: all runs share one test split
+
+Opened = tuple[ImageSplit, ImageSplit | None, list[str]]
+"""Training split, test split if there is one, class names."""
 
 
-def open_source(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> Source:
-    """Open a set of images.
+def open_dataset(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageDataset:
+    """Returns a dataset with a training and a test split.
 
-    >>> from vicinal.data import open_source
-    >>> source = open_source("digits")
-    >>> len(source.train), len(source.test), source.class_names[:3], source.train.picture(0).size
+    A dataset without a test split has a fifth of its images held out, the same for every run.
+
+    >>> from vicinal.data import open_dataset
+    >>> digits = open_dataset("digits")
+    >>> len(digits.train), len(digits.test), digits.class_names[:3], digits.train.image(0).size
     (1438, 359, ['0', '1', '2'], (8, 8))
 
     Args:
         name: one of `vicinal datasets`, or `folder:PATH`, `parquet:PATH`, `hub:ID`, `hub:ID@CONFIG`.
-        data_dir: for a set with a name, a Parquet copy to read in place of the Hub.
-        cache_dir: where to keep what is made of Parquet files; see `cache_folder`.
+        data_dir: for a named dataset, a Parquet copy to read in place of the Hub.
+        cache_dir: folder for the files that Hugging Face Datasets makes of Parquet files; see `cache_folder`.
+
+    Raises:
+        VicinalError: the name is unknown, the files cannot be read, or the dataset has too few classes or images.
     """
-    kind, _, place = name.partition(":")
     if data_dir is not None and name not in SETS:
         raise VicinalError(
-            f"--data-dir is for {', '.join(SETS)}; given {name!r}. parquet:{data_dir} reads what is there"
+            f"data_dir (--data-dir) must come with one of {', '.join(SETS)}, got {name!r}; parquet:{data_dir} opens "
+            "that folder"
         )
-    facts, channels = Facts(), 3
+    info, channels = DatasetInfo(), 3
     if name == "digits":
-        train, test, names, facts, channels = *_digits(), DIGITS, 1
+        (train, test, class_names), info, channels = _open_digits(), DIGITS, 1
     elif name in SETS:
-        known, facts = SETS[name], SETS[name].facts
-        if data_dir is None:
-            train, test, names = read_tables(open_hub(known.id, known.config), known.id, known)
-        else:
-            inner = data_dir / (known.config or "")  # a copy of the whole repository has a folder for each config
-            tables = open_parquet(inner if inner.is_dir() else data_dir, cache_folder(cache_dir))
-            train, test, names = read_tables(tables, str(data_dir), known)
-            if len(names) != known.classes:
-                raise VicinalError(f"{data_dir} has {len(names)} classes, {name} has {known.classes}: another set?")
-    elif kind in ("folder", "parquet", "hub") and not place:
-        raise VicinalError(f"{name!r} does not say which; write it as {_spelling(kind)}")
-    elif kind == "folder":
-        train, test, names = open_folder(Path(place).expanduser())
-    elif kind == "parquet":
-        path = Path(place).expanduser()
-        train, test, names = read_tables(open_parquet(path, cache_folder(cache_dir)), str(path))
-    elif kind == "hub":
-        place, _, config = place.partition("@")
-        train, test, names = read_tables(open_hub(place, config or None), place)
+        (train, test, class_names), info = _open_named(name, data_dir, cache_dir), SETS[name].info
     else:
-        raise _unknown(name)
-    if len(names) < 2:
-        raise VicinalError(f"{name} has one class only ({''.join(names)}); there is nothing to tell apart")
+        train, test, class_names = _open_by_prefix(name, cache_dir)
+    if len(class_names) < 2:
+        raise VicinalError(f"{name} must have at least two classes, got {', '.join(class_names) or 'none'}")
     if test is None:
-        left, held = hold_out(train.labels, TEST_SHARE, TEST_SEED)
+        left, held = hold_out(train.labels, TEST_FRACTION, TEST_SEED)
         train, test = train.take(left), train.take(held)
     if not len(train) or not len(test):
-        raise VicinalError(f"{name} has too few images: {len(train)} to train on, {len(test)} to test on")
-    return Source(name, train, test, names, facts, channels)
+        raise VicinalError(f"{name} has too few images: {len(train)} for training, {len(test)} for testing")
+    return ImageDataset(name, train, test, class_names, info, channels)
 
 
 def cache_folder(given: Path | None = None) -> Path:
-    """Where decoded pictures are kept: as given, else `$VICINAL_CACHE`, else vicinal in the user's cache folder."""
+    """Returns the cache folder: `given`, else `$VICINAL_CACHE`, else `vicinal` in the user's cache folder."""
     if given is not None:
         return given
     if own := os.environ.get("VICINAL_CACHE"):
@@ -90,34 +79,58 @@ def cache_folder(given: Path | None = None) -> Path:
 
 @dataclass(frozen=True)
 class _Digits:
+    """Reads the embedded digits."""
+
     pixels: NDArray[np.uint8]
 
     def __call__(self, row: int) -> Image.Image:
         return Image.fromarray(self.pixels[row])
 
 
-def _digits() -> tuple[Pictures, None, list[str]]:
+def _open_digits() -> Opened:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
     return (
-        Pictures.of_split(digits.target.astype(np.int64), _Digits(pixels), "digits"),
+        ImageSplit.of_split(digits.target.astype(np.int64), _Digits(pixels), "digits"),
         None,
         [str(name) for name in digits.target_names],
     )
 
 
-def _spelling(kind: str) -> str:
-    return next(spelling for spelling in SPELLINGS if spelling.startswith(kind))
+def _open_named(name: str, data_dir: Path | None, cache_dir: Path | None) -> Opened:
+    known = SETS[name]
+    if data_dir is None:
+        return read_tables(open_hub(known.id, known.config), known.id, known)
+    inner = data_dir / (known.config or "")  # a copy of the whole repository has a folder for each config
+    tables = open_parquet(inner if inner.is_dir() else data_dir, cache_folder(cache_dir))
+    train, test, class_names = read_tables(tables, str(data_dir), known)
+    if len(class_names) != known.classes:
+        raise VicinalError(
+            f"{data_dir} must have the {known.classes} classes of {name}, got {len(class_names)}; it may be a copy of "
+            "another dataset"
+        )
+    return train, test, class_names
 
 
-def _unknown(name: str) -> VicinalError:
-    known = ["digits", *SETS]
-    nearest = difflib.get_close_matches(name, known, n=1)
+def _open_by_prefix(name: str, cache_dir: Path | None) -> Opened:
+    kind, _, rest = name.partition(":")
+    if kind in ("folder", "parquet", "hub") and not rest:
+        spelling = next(spelling for spelling in SPELLINGS if spelling.startswith(kind))
+        raise VicinalError(f"{name!r} must be written as {spelling}")
+    if kind == "folder":
+        return open_folder(Path(rest).expanduser())
+    if kind == "parquet":
+        path = Path(rest).expanduser()
+        return read_tables(open_parquet(path, cache_folder(cache_dir)), str(path))
+    if kind == "hub":
+        repository, _, config = rest.partition("@")
+        return read_tables(open_hub(repository, config or None), repository)
+    known, suggestions = ["digits", *SETS], None
     if Path(name).expanduser().is_dir():
-        nearest = [f"folder:{name}"]
+        suggestions = [f"folder:{name}"]
     elif "/" in name and ":" not in name:
-        nearest = [f"hub:{name}"]
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
-    return VicinalError(f"unknown dataset {name!r}{hint} Known: {', '.join(known)}, {', '.join(SPELLINGS)}")
+        suggestions = [f"hub:{name}"]
+    listing = f"Known: {', '.join(known)}, {', '.join(SPELLINGS)}"
+    raise unknown_name("dataset", name, known, suggestions=suggestions, listing=listing)

@@ -1,11 +1,12 @@
-"""Which images are for training, which for validation: every class in proportion, by seed."""
+"""Stratified training, validation and test splits, determined by a seed."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from vicinal.data.image_dataset import Indices, Pictures, Source
-from vicinal.data.rng import derive
+from vicinal.data.image_dataset import ImageDataset, ImageSplit, Indices
+from vicinal.data.rng import derive_seed
+from vicinal.deprecation import renamed_parameters
 from vicinal.errors import VicinalError
 
 __all__ = ["Splits", "hold_out", "split", "subset"]
@@ -13,36 +14,43 @@ __all__ = ["Splits", "hold_out", "split", "subset"]
 
 @dataclass(frozen=True)
 class Splits:
-    """A set as a run uses it: to learn from, to choose by, to report on."""
+    """The training, validation and test images of a run."""
 
-    train: Pictures
-    val: Pictures
-    """Empty, if none are held out."""
-    test: Pictures
+    train: ImageSplit
+    val: ImageSplit
+    """Empty for `val_size=0`."""
+    test: ImageSplit
 
 
-def split(source: Source, *, val_size: float = 0.1, train_size: int | None = None, seed: int = 0) -> Splits:
-    """Hold validation images out of a set's training split; the test split stays as it is.
+@renamed_parameters(source="dataset")
+def split(dataset: ImageDataset, *, val_size: float = 0.1, train_size: int | None = None, seed: int = 0) -> Splits:
+    """Holds validation images out of the training split, stratified; the test split stays unchanged.
 
-    >>> from vicinal.data import open_source, split
-    >>> splits = split(open_source("digits"), val_size=0.1, train_size=500, seed=0)
+    >>> from vicinal.data import open_dataset, split
+    >>> splits = split(open_dataset("digits"), val_size=0.1, train_size=500, seed=0)
     >>> len(splits.train), len(splits.val), len(splits.test)
     (500, 144, 359)
 
     Args:
-        source: what `open_source` gave.
-        val_size: how many to hold out: a share below 1, or a number of images; 0 for none.
-        train_size: take so many of the images that are left; all by default.
-        seed: other seeds hold out, and take, other images.
+        dataset: as `open_dataset` returns it.
+        val_size: images to hold out: a fraction below 1, or a number of images; 0 for none.
+        train_size: number of training images, drawn from those that remain; all by default.
+        seed: determines which images are drawn.
+
+    Returns:
+        The three splits.
+
+    Raises:
+        VicinalError: a size is out of range.
     """
-    left, held = hold_out(source.train.labels, val_size, seed)
+    left, held = hold_out(dataset.train.labels, val_size, seed)
     if train_size is not None:
-        left = left[subset(source.train.labels[left], train_size, seed)]
-    return Splits(source.train.take(left), source.train.take(held), source.test)
+        left = left[subset(dataset.train.labels[left], train_size, seed)]
+    return Splits(dataset.train.take(left), dataset.train.take(held), dataset.test)
 
 
 def hold_out(labels: Indices, size: float, seed: int) -> tuple[Indices, Indices]:
-    """Split images in two, stratified: the indices of those that are left, and of those held out.
+    """Returns the indices of the remaining images and of the images held out, `(n,)` each; stratified.
 
     >>> import numpy as np
     >>> labels = np.array([0] * 8 + [1] * 4)
@@ -52,26 +60,29 @@ def hold_out(labels: Indices, size: float, seed: int) -> tuple[Indices, Indices]
     """
     count = round(size * len(labels)) if 0 < size < 1 else round(size)
     if size < 0 or (size >= 1 and size != count):
-        raise VicinalError(f"a split is a share between 0 and 1, or a number of images; given {size}")
+        raise VicinalError(f"the split size must be a fraction from 0 to 1, or a number of images, got {size}")
     classes = len(np.unique(labels))
     if count > len(labels) - classes:
         raise VicinalError(
-            f"cannot hold {count} of {len(labels)} images out: each of {classes} classes keeps one, so at most "
-            f"{len(labels) - classes} can go"
+            f"the split size must be at most {len(labels) - classes} of {len(labels)} images, got {count}: each of "
+            f"{classes} classes keeps one image"
         )
     held = _stratified(labels, count, seed, keep=1)
     return np.setdiff1d(np.arange(len(labels)), held), held
 
 
 def subset(labels: Indices, size: int, seed: int) -> Indices:
-    """The indices of `size` images, every class in proportion."""
+    """Returns the indices of `size` images, `(size,)`; stratified."""
     if not 1 <= size <= len(labels):
-        raise VicinalError(f"cannot train on {size} images: between 1 and {len(labels)} are left to train on")
+        raise VicinalError(f"train_size must be from 1 to {len(labels)}, the images left for training, got {size}")
     return _stratified(labels, size, seed, keep=0)
 
 
 def _stratified(labels: Indices, count: int, seed: int, keep: int) -> Indices:
-    """`count` images: as many of each class as its share says, the largest remainders rounded up."""
+    """Returns the sorted indices of `count` images, `(count,)`.
+
+    Each class gets its proportion, by the largest-remainder method, and keeps at least `keep` images.
+    """
     classes, sizes = np.unique(labels, return_counts=True)
     shares = sizes * (count / max(len(labels), 1))
     taken = np.minimum(np.floor(shares).astype(int), sizes - keep)
@@ -79,8 +90,8 @@ def _stratified(labels: Indices, count: int, seed: int, keep: int) -> Indices:
         room = np.flatnonzero(taken < sizes - keep)
         taken[room[np.argmax((shares - taken)[room])]] += 1
     chosen = [np.empty(0, np.int64)]
-    for number, amount in zip(classes, taken, strict=True):
-        # a generator per class, so that a class draws the same images whatever the others are
-        order = np.random.default_rng(derive(seed, number)).permutation(np.flatnonzero(labels == number))
+    for label, amount in zip(classes, taken, strict=True):
+        # A generator per class: the images drawn of a class do not depend on the other classes.
+        order = np.random.default_rng(derive_seed(seed, label)).permutation(np.flatnonzero(labels == label))
         chosen.append(order[:amount])
     return np.sort(np.concatenate(chosen))

@@ -1,6 +1,6 @@
-"""From a picture to the pixels that a model sees: cut and resized alike for evaluation, altered at random for training.
+"""Preprocessing for evaluation and random augmentation for training.
 
-Cropping and flipping are slices of an array, which takes a tenth of the time that Pillow needs for small pictures.
+Cropping and flipping slice an array, which takes a tenth of Pillow's time for small images.
 """
 
 import math
@@ -16,20 +16,22 @@ from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 
-from vicinal.data.auto_augment import Pixels, Policy, as_picture, as_pixels
-from vicinal.errors import VicinalError
+from vicinal.data.auto_augment import ArrayAutoAugment
+from vicinal.data.image_array import ImageArray, array_to_image, image_to_array
+from vicinal.deprecation import renamed_parameters
+from vicinal.errors import VicinalError, unknown_name
 
 __all__ = [
     "Augmentation",
     "Augmenter",
     "Preprocessing",
-    "centre",
+    "center_crop",
     "cover",
     "evaluation_tensor",
-    "normalise",
+    "normalize",
 ]
 
-RESIZED_CROPS_FROM = 96  # pixels; smaller images are cropped after padding
+MIN_RESIZED_CROP_SIDE = 96  # pixels; smaller images are padded and cropped
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -42,7 +44,7 @@ INTERPOLATIONS = {
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How pictures become what a model takes.
+    """Size and normalization of a model's input.
 
     >>> from vicinal.data import Preprocessing
     >>> Preprocessing(height=32, width=48, channels=1, mean=(0.5,), std=(0.25,)).declared()["crop_pct"]
@@ -53,32 +55,35 @@ class Preprocessing:
     width: int
     channels: int
     mean: tuple[float, ...]
-    """Of each channel, of values between 0 and 1."""
+    """Mean of each channel, of values between 0 and 1."""
     std: tuple[float, ...]
+    """Standard deviation of each channel."""
     interpolation: str = "bicubic"
     crop_pct: float = 1.0
-    """Evaluation resizes a picture to cover the size divided by this, and takes the centre."""
+    """Evaluation resizes an image to cover `size / crop_pct` and takes a center crop of `size`."""
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:
-            raise VicinalError(f"images need a size of at least 1 x 1, given {self.height} x {self.width}")
+            raise VicinalError(f"height and width must be >= 1, got {self.height} x {self.width}")
         if self.channels not in (1, 3):
-            raise VicinalError(f"images have 1 or 3 channels, given {self.channels}")
+            raise VicinalError(f"channels must be 1 or 3, got {self.channels}")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels:
-                raise VicinalError(f"{name} has {len(values)} numbers, for images of {self.channels} channels")
+                raise VicinalError(f"{name} must have {self.channels} numbers, one per channel, got {len(values)}")
         if min(self.std) <= 0:
-            raise VicinalError(f"std must be above 0, given {self.std}")
+            raise VicinalError(f"std must be above 0, got {self.std}")
         if self.interpolation not in INTERPOLATIONS:
-            raise VicinalError(
-                f"unknown interpolation {self.interpolation!r}; expected one of {', '.join(INTERPOLATIONS)}"
-            )
+            raise unknown_name("interpolation", self.interpolation, INTERPOLATIONS)
         if not 0 < self.crop_pct <= 1:
-            raise VicinalError(f"crop_pct is above 0 and at most 1, given {self.crop_pct}")
+            raise VicinalError(f"crop_pct must be above 0 and at most 1, got {self.crop_pct}")
 
     @classmethod
     def of_model(cls, declared: Mapping[str, Any]) -> "Preprocessing":
-        """What a model declares, in timm's words (`model.pretrained_cfg`)."""
+        """Returns the preprocessing of a model.
+
+        Args:
+            declared: the model's `pretrained_cfg`, in timm's format.
+        """
         channels, height, width = declared["input_size"]
         return cls(
             height,
@@ -91,7 +96,7 @@ class Preprocessing:
         )
 
     def declared(self) -> dict[str, Any]:
-        """The same in timm's words, as `vicinal.save` takes it; the size is the model's."""
+        """Returns the entries of timm's `pretrained_cfg`, as `vicinal.save` takes them, without the image size."""
         return {
             "mean": self.mean,
             "std": self.std,
@@ -102,67 +107,84 @@ class Preprocessing:
 
     @property
     def covered(self) -> tuple[int, int]:
-        """Height and width that a resized picture covers."""
+        """Height and width that evaluation resizes an image to cover."""
         return math.floor(self.height / self.crop_pct), math.floor(self.width / self.crop_pct)
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training pictures are altered."""
+    """Random augmentation of training images."""
 
     crop: bool = True
-    """Random crops: of the padded picture below 96 pixels, resized ones from there on."""
+    """Random crops: of the padded image below 96 pixels, random resized crops from 96 pixels on."""
     flip: bool = True
-    """Mirror every other picture."""
+    """Random horizontal flips, with probability 0.5."""
     auto_augment: Literal["cifar10", "svhn", "imagenet"] | None = None
     """AutoAugment's policy (Cubuk et al. 2019)."""
     erasing: float = 0.0
-    """Share of the pictures in which a rectangle of up to 0.4 of the area becomes the mean (Zhong et al. 2020)."""
+    """Probability of random erasing, which sets up to 0.4 of the area to the mean (Zhong et al. 2020)."""
 
     def __post_init__(self) -> None:
         if self.auto_augment not in (None, "cifar10", "svhn", "imagenet"):
-            raise VicinalError(f"unknown policy {self.auto_augment!r}; expected cifar10, svhn or imagenet")
+            raise unknown_name("auto_augment", str(self.auto_augment), ("cifar10", "svhn", "imagenet"))
         if not 0 <= self.erasing <= 1:
-            raise VicinalError(f"erasing is a share between 0 and 1, given {self.erasing}")
+            raise VicinalError(f"erasing must be from 0 to 1, got {self.erasing}")
 
 
-def cover(picture: Image.Image, size: tuple[int, int], interpolation: str, *, enlarge: bool = True) -> Image.Image:
-    """Resize a picture, keeping its aspect, so that it just covers a height and a width.
+def cover(image: Image.Image, size: tuple[int, int], interpolation: str, *, enlarge: bool = True) -> Image.Image:
+    """Returns an image resized to the smallest size of the same aspect ratio that covers a height and a width.
 
-    The longer side is rounded down, as torchvision does it.
+    The longer side is rounded down, as in torchvision.
+
+    Args:
+        image: the image.
+        size: height and width to cover.
+        interpolation: a key of `INTERPOLATIONS`.
+        enlarge: if False, an image that would grow is returned unchanged.
     """
-    (width, height), (to_height, to_width) = picture.size, size
+    (width, height), (to_height, to_width) = image.size, size
     if to_height * width >= to_width * height:
         resized = (max(to_width, to_height * width // height), to_height)
     else:
         resized = (to_width, max(to_height, to_width * height // width))
-    if resized == picture.size or (not enlarge and (resized[0] > width or resized[1] > height)):
-        return picture
-    return picture.resize(resized, INTERPOLATIONS[interpolation])
+    if resized == image.size or (not enlarge and (resized[0] > width or resized[1] > height)):
+        return image
+    return image.resize(resized, INTERPOLATIONS[interpolation])
 
 
-def centre(pixels: Pixels, preprocessing: Preprocessing) -> Pixels:
-    """What evaluation shows of a picture, `(height, width, channels)`."""
+def center_crop(array: ImageArray, preprocessing: Preprocessing) -> ImageArray:
+    """Returns an image resized and center-cropped for evaluation, `(height, width, channels)`."""
     size = preprocessing.height, preprocessing.width
-    pixels = _covering(pixels, preprocessing.covered, preprocessing.interpolation)
-    top, left = (round((have - want) / 2) for have, want in zip(pixels.shape, size, strict=False))
-    return pixels[top : top + size[0], left : left + size[1]]
+    array = _cover(array, preprocessing.covered, preprocessing.interpolation)
+    top, left = (round((have - want) / 2) for have, want in zip(array.shape, size, strict=False))
+    return array[top : top + size[0], left : left + size[1]]
 
 
-def normalise(pixels: Pixels, preprocessing: Preprocessing) -> Tensor:
-    """Pixels `(..., height, width, channels)` as float32 `(..., channels, height, width)` of mean 0 and deviation 1."""
-    values = torch.from_numpy(pixels).movedim(-1, -3).contiguous().float()
+def normalize(array: ImageArray, preprocessing: Preprocessing) -> Tensor:
+    """Returns images `(..., height, width, channels)`, normalized, as float32 `(..., channels, height, width)`."""
+    values = torch.from_numpy(array).movedim(-1, -3).contiguous().float()
     mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (preprocessing.mean, preprocessing.std))
     return values.div_(255).sub_(mean).div_(std)
 
 
-def evaluation_tensor(picture: Image.Image, preprocessing: Preprocessing) -> Tensor:
-    """What a model is given of a picture when it is evaluated, `(channels, height, width)`."""
-    return normalise(centre(as_pixels(picture, preprocessing.channels), preprocessing).copy(), preprocessing)
+@renamed_parameters(picture="image")
+def evaluation_tensor(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
+    """Returns the model input for an image in evaluation, float32 `(channels, height, width)`.
+
+    Args:
+        image: in any mode and size.
+        preprocessing: size and normalization of the model's input.
+    """
+    return normalize(center_crop(image_to_array(image, preprocessing.channels), preprocessing).copy(), preprocessing)
 
 
 class Augmenter:
-    """Alters pictures; draws from the global generators of `random` and torch."""
+    """Augments images; draws from the global generators of `random` and torch.
+
+    Args:
+        preprocessing: size of the model's input.
+        augmentation: what to apply.
+    """
 
     def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
         self.preprocessing, self.augmentation = preprocessing, augmentation
@@ -171,39 +193,39 @@ class Augmenter:
         self.policy = None
         if augmentation.auto_augment is not None:
             fill = [round(255 * value) for value in preprocessing.mean]
-            self.policy = Policy(augmentation.auto_augment, fill)
+            self.policy = ArrayAutoAugment(augmentation.auto_augment, fill)
         self.erasing = RandomErasing(augmentation.erasing, max_area=0.4, mode="const", device="cpu")
 
-    def __call__(self, pixels: Pixels) -> Pixels:
-        """A picture of any size to one of `(height, width, channels)`."""
+    def __call__(self, array: ImageArray) -> ImageArray:
+        """Returns an augmented image, `(height, width, channels)`, from one of any size."""
         if not self.augmentation.crop:
-            pixels = centre(pixels, self.preprocessing)
-        elif max(self.size) < RESIZED_CROPS_FROM:
-            pixels = self.padded_crop(_covering(pixels, self.size, self.preprocessing.interpolation))
+            array = center_crop(array, self.preprocessing)
+        elif max(self.size) < MIN_RESIZED_CROP_SIDE:
+            array = self.padded_crop(_cover(array, self.size, self.preprocessing.interpolation))
         else:
-            pixels = as_pixels(self.resized_crop(as_picture(pixels)), self.preprocessing.channels)
+            array = image_to_array(self.resized_crop(array_to_image(array)), self.preprocessing.channels)
         if self.augmentation.flip and random.random() < 0.5:
-            pixels = pixels[:, ::-1]
+            array = array[:, ::-1]
         if self.policy is not None:
-            pixels = self.policy(pixels)
-        return pixels
+            array = self.policy(array)
+        return array
 
-    def padded_crop(self, pixels: Pixels) -> Pixels:
-        """A window of a picture with an eighth of the size in black around it."""
-        window = np.zeros((*self.size, pixels.shape[2]), np.uint8)
-        inside, place = [], []
-        for have, want in zip(pixels.shape, self.size, strict=False):
+    def padded_crop(self, array: ImageArray) -> ImageArray:
+        """Returns a random crop, `(height, width, channels)`, of the image padded with zeros by 1/8 of the size."""
+        crop = np.zeros((*self.size, array.shape[2]), np.uint8)
+        source, target = [], []
+        for have, want in zip(array.shape, self.size, strict=False):
             margin = round(want / 8)
             start = random.randint(-margin, have - want + margin)
             first, last = max(start, 0), min(start + want, have)
-            inside.append(slice(first, last))
-            place.append(slice(first - start, last - start))
-        window[tuple(place)] = pixels[tuple(inside)]
-        return window
+            source.append(slice(first, last))
+            target.append(slice(first - start, last - start))
+        crop[tuple(target)] = array[tuple(source)]
+        return crop
 
 
-def _covering(pixels: Pixels, size: tuple[int, int], interpolation: str) -> Pixels:
-    height, width, channels = pixels.shape
+def _cover(array: ImageArray, size: tuple[int, int], interpolation: str) -> ImageArray:
+    height, width, channels = array.shape
     if height >= size[0] and width >= size[1] and (height == size[0] or width == size[1]):
-        return pixels  # without the detour over Pillow
-    return as_pixels(cover(as_picture(pixels), size, interpolation), channels)
+        return array  # `cover` would return the image unchanged
+    return image_to_array(cover(array_to_image(array), size, interpolation), channels)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from vicinal.attention import attend, attention_weights, operator_arguments, recomputed_attention
 from vicinal.attention.multi_head import multi_head
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
 from vicinal.inspection.image_cells import ImageWatch, disable_fast_path, patch_queries
 from vicinal.inspection.layer_selection import Layers, select_layers
@@ -64,7 +64,7 @@ def tap(
     if not isinstance(model, nn.Module):
         raise VicinalError(f"tap takes a torch.nn.Module, got {type(model).__name__}")
     if queries not in get_args(Queries):
-        raise unknown("queries", queries, get_args(Queries))
+        raise unknown_name("queries", queries, get_args(Queries))
     inspection = find_attention(model, img_size, example, inspection)
     sites = inspection.sites
     chosen = [_Layer(site, queries, gradient, reduce) for site in select_layers(sites, layers)]

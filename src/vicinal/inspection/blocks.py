@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 
 __all__ = ["find_blocks", "select_block"]
 
@@ -69,7 +69,7 @@ def select_block(model: nn.Module, maps: Sequence[str], blocks: Sequence[str], l
             raise VicinalError(
                 f"{layer} of {kind} gives no map of the image's patches; blocks that do: {_listed(blocks)}"
             )
-        raise unknown("layer", layer, blocks or maps)
+        raise unknown_name("layer", layer, blocks or maps)
     if not blocks:
         others = f"; name a module that does: {_listed(maps)}" if maps else ""
         raise VicinalError(f"no block of {kind} gives a map of the image's patches{others}")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
+from vicinal.image_size import ImageSize, height_and_width
 
 __all__ = [
     "Example",
@@ -22,7 +23,6 @@ __all__ = [
     "uncompiled",
 ]
 
-ImageSize = int | tuple[int, int]
 Example = Tensor | Mapping[str, Any]
 
 
@@ -171,8 +171,8 @@ def _image_shape(model: nn.Module, img_size: ImageSize | None) -> tuple[int, int
         img_size = next((size for size in sizes if size), None)
     if img_size is None:
         raise VicinalError("the model does not declare the size of its images; give img_size= or example=")
-    height, width = (img_size, img_size) if isinstance(img_size, int) else img_size
-    return channels, int(height), int(width)
+    height, width = height_and_width(img_size)
+    return channels, height, width
 
 
 @contextlib.contextmanager

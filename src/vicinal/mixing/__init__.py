@@ -1,4 +1,4 @@
-"""Batches of mixed images and their soft labels."""
+"""Mixed batches and soft labels: Mixup, CutMix, TransMix."""
 
 from vicinal.mixing.batch_mixer import MODES, Mixing, Mode
 from vicinal.mixing.mixed_batch import MixedBatch

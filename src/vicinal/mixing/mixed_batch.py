@@ -1,4 +1,4 @@
-"""A batch whose images are mixed, and the soft labels that it gets once it is known by how much."""
+"""A batch of mixed images, and its soft labels."""
 
 from dataclasses import dataclass, replace
 
@@ -10,23 +10,29 @@ __all__ = ["MixedBatch"]
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """A batch mixed with itself in reverse order; made by `Mixing`."""
+    """A batch in which image i is mixed with image B-1-i; made by `Mixing`."""
 
     images: Tensor
-    """`(batch, channels, height, width)`."""
+    """Mixed images, `(batch, channels, height, width)`."""
     labels: Tensor
-    """`(batch,)`."""
+    """Class indices, `(batch,)`."""
     other_labels: Tensor
-    """`(batch,)`, of the image that was mixed in."""
+    """Class indices of the images mixed in, `(batch,)`."""
     share: Tensor
-    """`(batch,)`, how much of each image is the other one: of its area, or of its brightness."""
+    """Weight of the image mixed in, `(batch,)`: fraction of the area for CutMix, of the pixel values for Mixup."""
     mask: Tensor | None
-    """`(batch, height, width)`, True where the other image was pasted in; None where no image of the batch was cut."""
+    """CutMix boxes, bool `(batch, height, width)`, True inside; None if CutMix was used for no image."""
     classes: int
+    """Number of classes."""
     smoothing: float
+    """Label smoothing."""
 
     def targets(self, share: Tensor | None = None) -> Tensor:
-        """Soft labels `(batch, classes)`, smoothed as in timm: by the share given, or by area."""
+        """Returns soft labels, `(batch, classes)`, smoothed as in timm.
+
+        Args:
+            share: weights of the labels of the images mixed in, `(batch,)`; `self.share` by default.
+        """
         weight = (self.share if share is None else share)[:, None]
         low = self.smoothing / self.classes
         high = 1 - self.smoothing + low
@@ -37,7 +43,7 @@ class MixedBatch:
         return torch.lerp(own, other, weight)
 
     def pieces(self, number: int) -> list["MixedBatch"]:
-        """The batch cut into that many, as even as can be."""
+        """Returns the batch split into `number` batches, whose sizes differ by at most 1."""
         masks = [None] * number if self.mask is None else self.mask.tensor_split(number)
         tensors = (self.images, self.labels, self.other_labels, self.share)
         return [

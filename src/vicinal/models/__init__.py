@@ -1,4 +1,4 @@
-"""The paper's backbones, registered with timm; models by name, with a prior; saving and loading."""
+"""The paper's backbones, registered with timm; create, save, load, resize and export models."""
 
 from vicinal._torchvision import ensure_torchvision
 

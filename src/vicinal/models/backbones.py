@@ -1,41 +1,29 @@
-"""The backbones by name: their shapes, which sizes and pooling they take, and their place in timm's registry.
+"""The backbones by name: their shapes, pooling and default patch sizes, and their registration with timm.
 
-`vit` is registered as `vicinal_vit`, and so on, so `timm.create_model("vicinal_vit", ...)` and all of timm's tools work
-once `vicinal.models` is imported.
+`vit` is registered as `vicinal_vit`, and so on: `timm.create_model("vicinal_vit", ...)` and timm's tools work after
+`import vicinal.models`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-from timm.layers import to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
-from vicinal.attachment import attach
 from vicinal.errors import VicinalError
+from vicinal.image_size import height_and_width
 from vicinal.models.cait import Cait
+from vicinal.models.model_config import channel_statistics
+from vicinal.models.patch_size import validate_patch_size
 from vicinal.models.pit import Pit
+from vicinal.models.prior_config import Priors, attach_priors
 from vicinal.models.swin import Swin
-from vicinal.models.t2t import T2t, TokensToToken
+from vicinal.models.t2t import T2t
 from vicinal.models.vit import Vit, VitRelPos
 
-__all__ = [
-    "ALIASES",
-    "BACKBONES",
-    "Backbone",
-    "Priors",
-    "attach_priors",
-    "check_patch",
-    "cut_of",
-    "image_size",
-    "images_of",
-]
-
-Priors = str | Sequence[Mapping[str, Any]]
-"""A prior for all layers, or several, each as `{"prior": "gmm", "layers": [names], "options": {...}}`."""
+__all__ = ["ALIASES", "BACKBONES", "Backbone"]
 
 POOLING = {
     "token": "the class token",
@@ -45,36 +33,43 @@ POOLING = {
 
 @dataclass(frozen=True)
 class Backbone:
-    """One of the backbones."""
+    """A backbone: its class, shape, default patch sizes and pooling."""
 
     name: str
     summary: str
+    """One line for `vicinal models`."""
     make: Callable[..., nn.Module]
+    """The model's class."""
     shape: Mapping[str, Any]
+    """Width, depth and heads, as arguments of the class."""
     patches: Mapping[int, int]
-    """Patch size from that many pixels on, by the shorter side."""
+    """Default patch size by the smallest image side, in pixels, from which it applies."""
     pools: tuple[str, ...]
-    """The choices of `global_pool`, the default first."""
+    """Valid values of `global_pool`, the default first."""
     no_other_pool: str = ""
-    """Why there is no other."""
+    """Reason for a single valid value, for the error message."""
 
     @property
     def timm_name(self) -> str:
-        """The name in timm's registry."""
+        """Name in timm's registry."""
         return "vicinal_" + self.name.replace("-", "_")
 
     def patch_for(self, size: tuple[int, int]) -> int:
-        """The patch size for images of a size, in pixels."""
+        """Returns the default patch size, in pixels, for images of a height and width."""
         return self.patches[max((least for least in self.patches if least <= min(size)), default=min(self.patches))]
 
-    def check_pool(self, pool: str | None) -> str:
-        """The pooling that is meant; an error if the backbone has no such."""
-        if pool is None or pool == "":  # timm's way to say: do not pool
+    def validate_pool(self, pool: str | None) -> str:
+        """Returns a valid `global_pool`, the default for None.
+
+        Raises:
+            VicinalError: the backbone does not have this pooling.
+        """
+        if pool is None or pool == "":  # in timm, "" disables pooling
             return self.pools[0]
         if pool not in self.pools:
             choices = " or ".join(f"{choice!r}, {POOLING[choice]}" for choice in self.pools)
             reason = f": {self.no_other_pool}" if self.no_other_pool and pool in POOLING else ""
-            raise VicinalError(f"{self.name} takes global_pool {choices}; given {pool!r}{reason}")
+            raise VicinalError(f"global_pool of {self.name} must be {choices}, got {pool!r}{reason}")
         return pool
 
     def create(
@@ -95,13 +90,17 @@ class Backbone:
         out_indices: Any = None,
         **options: Any,
     ) -> nn.Module:
-        """What `timm.create_model` calls."""
-        size = image_size(32 if img_size is None else img_size)
-        patch = check_patch(self.name, size, self.patch_for(size) if patch_size is None else patch_size)
+        """Returns a new model; the arguments are those of `timm.create_model`, and `prior`.
+
+        Raises:
+            VicinalError: image size, patch size, pooling or prior is invalid.
+        """
+        size = height_and_width(32 if img_size is None else img_size)
+        patch = validate_patch_size(self.name, size, self.patch_for(size) if patch_size is None else patch_size)
         arguments = {
             "img_size": size,
             "patch_size": patch,
-            "global_pool": self.check_pool(global_pool),
+            "global_pool": self.validate_pool(global_pool),
             "in_chans": in_chans,
             "num_classes": num_classes,
             "drop_path_rate": drop_path_rate,
@@ -124,7 +123,7 @@ class Backbone:
         if not features_only:
             declared: Any = model.pretrained_cfg
             declared["input_size"] = (in_chans, *size)
-            declared.update(images_of(declared, in_chans))
+            declared.update(channel_statistics(declared, in_chans))
             model.model_args = arguments  # type: ignore[assignment]
             if global_pool == "":
                 model.reset_classifier(num_classes, "")  # type: ignore[operator]
@@ -137,109 +136,34 @@ class Backbone:
         return model
 
 
-def attach_priors(model: nn.Module, prior: Priors, shape: tuple[int, int, int]) -> None:
-    """Attach one prior to all layers of a model, or several as they are written in a saved model's config.
-
-    Args:
-        model: without a prior yet.
-        prior: what to attach.
-        shape: channels, height and width of its images.
-    """
-    if prior == "none":
-        return
-    parts: Sequence[Mapping[str, Any]] = [{"prior": prior}] if isinstance(prior, str) else prior
-    example = torch.zeros(1, *shape)
-    for part in parts:
-        layers = part.get("layers")
-        chosen = None if layers is None else partial(_named, frozenset(layers))
-        attached = attach(model, part["prior"], example=example, layers=chosen, **part.get("options", {}))
-        missing = sorted(set(layers or ()) - {layer.name for layer in attached.layers})
-        if missing:
-            reason = attached.left_alone.get(missing[0], "the model has no attention of that name")
-            raise VicinalError(f"{missing[0]} of {type(model).__name__} takes no prior: {reason}")
-
-
-def _named(names: frozenset[str], index: int, name: str) -> bool:
-    return name in names
-
-
-def image_size(given: Any) -> tuple[int, int]:
-    """Height and width, from a number or two."""
-    try:
-        height, width = (int(side) for side in to_2tuple(given))
-    except (TypeError, ValueError):
-        height = width = 0
-    if height < 1 or width < 1:
-        raise VicinalError(f"img_size is one number of pixels or (height, width), given {given!r}")
-    return height, width
-
-
-def images_of(declared: Mapping[str, Any], channels: int) -> dict[str, tuple[float, ...]]:
-    """Mean and deviation that are declared for images, for another number of channels if need be."""
-    statistics = {key: tuple(declared[key]) for key in ("mean", "std")}
-    return {
-        key: values if len(values) == channels else (sum(values) / len(values),) * channels
-        for key, values in statistics.items()
-    }
-
-
-def check_patch(name: str, size: tuple[int, int], patch: int) -> int:
-    """The patch size, if it divides both sides of an image; else an error that names sizes that would do."""
-    if not isinstance(patch, int) or patch < 1:
-        raise VicinalError(f"{name} takes patch_size as a whole number of pixels, given {patch!r}")
-    wrong = [side for side in size if side % patch]
-    if wrong:
-        below, above = wrong[0] // patch * patch, -(-wrong[0] // patch) * patch
-        would = f"{below} or {above}" if below else f"{above}"
-        divisors = [n for n in range(2, min(size) // 2 + 1) if size[0] % n == size[1] % n == 0]
-        other = f", or patch_size={min(divisors, key=lambda n: abs(n - patch))}" if divisors else ""
-        raise VicinalError(
-            f"{name} cuts images into patches of {patch} x {patch} pixels, which do not divide {size[0]} x {size[1]}; "
-            f"{would} would do in place of {wrong[0]}{other}"
-        )
-    return patch
-
-
-def cut_of(model: nn.Module) -> int:
-    """How many pixels have to divide an image: a patch; 1 where patches overlap or images are padded to fit."""
-    patches: Any = getattr(model, "patch_embed", None)
-    if isinstance(patches, TokensToToken):
-        return max(patches.patch_size)
-    projection = getattr(patches, "proj", None)
-    if not isinstance(projection, nn.Conv2d) or getattr(patches, "dynamic_img_pad", False):
-        return 1
-    apart = projection.kernel_size == projection.stride and projection.padding == (0, 0)
-    return max(projection.stride) if apart else 1
-
-
 def _vit(
     name: str,
     dim: int,
     depth: int,
     heads: int,
     patches: Mapping[int, int] | None = None,
-    note: str = "",
+    comment: str = "",
     token_std: float = 1.0,
 ) -> Backbone:
-    summary = f"ViT, {dim} wide, {depth} deep, {heads} heads{note}"
+    summary = f"ViT, {dim} wide, {depth} deep, {heads} heads{comment}"
     shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "token_std": token_std}
     return Backbone(name, summary, Vit, shape, patches or {0: 4, 64: 8}, ("token", "avg"))
 
 
-def _cait(name: str, dim: int, note: str) -> Backbone:
+def _cait(name: str, dim: int, comment: str) -> Backbone:
     return Backbone(
         name,
-        f"CaiT, {dim} wide, 24 + 2 deep, 4 heads{note}",
+        f"CaiT, {dim} wide, 24 + 2 deep, 4 heads{comment}",
         Cait,
         {"embed_dim": dim, "depth": 24, "num_heads": 4},
         {0: 4, 64: 8},
         ("token",),
-        "its class layers would learn nothing",
+        "its class layers would get no gradient",
     )
 
 
 _ALL = [
-    _vit("vit", 192, 9, 12, note=": the paper's"),
+    _vit("vit", 192, 9, 12, comment=": the paper's"),
     Backbone(
         "swin",
         "Swin, 96 to 384 wide, 2 + 6 + 4 deep, windows of 4: the paper's",
@@ -252,7 +176,7 @@ _ALL = [
     _cait("cait", 108, ": the paper's, 5.1 M parameters"),
     Backbone(
         "pit",
-        "PiT, 96 to 384 wide, 2 + 6 + 4 deep, the grid halved twice: the paper's",
+        "PiT, 96 to 384 wide, 2 + 6 + 4 deep, two downsamplings: the paper's",
         Pit,
         {"embed_dim": (96, 192, 384), "depths": (2, 6, 4), "num_heads": (2, 4, 8)},
         {0: 2, 64: 4},
@@ -260,13 +184,13 @@ _ALL = [
     ),
     Backbone(
         "t2t",
-        "T2T-ViT, 256 wide, 12 deep behind overlapping patches, 4 heads: the paper's",
+        "T2T-ViT, 256 wide, 12 deep, 4 heads, overlapping patches: the paper's",
         T2t,
         {"embed_dim": 256, "depth": 12, "num_heads": 4},
         {0: 4, 64: 8},
         ("avg", "token"),
     ),
-    _cait("cait-192", 192, ", the wider one"),
+    _cait("cait-192", 192, ", wider"),
     _vit("vit-base", 256, 8, 4, {0: 2, 64: 8}, ", smaller patches"),
     _vit("vit-heat", 192, 8, 6, {0: 2, 64: 4}, ", smaller patches"),
     _vit("vit-d6", 252, 6, 12),
@@ -283,11 +207,13 @@ _ALL = [
         {0: 4, 64: 8},
         ("avg", "token"),
     ),
-    _vit("vit-mini", 96, 6, 6, note=": for studies on a CPU", token_std=0.02),
+    _vit("vit-mini", 96, 6, 6, comment=": for studies on a CPU", token_std=0.02),
     _vit("vit-micro", 64, 4, 4, {0: 2, 32: 4, 64: 8}, ": for 8 px digits and quick tests"),
 ]
 BACKBONES = {backbone.name: backbone for backbone in _ALL}
+"""All backbones by name."""
 ALIASES = {"cait-tiny": "cait"}
+"""Backbones by further names."""
 
 default_cfgs = generate_default_cfgs(
     {
@@ -313,7 +239,7 @@ def _register(backbone: Backbone) -> None:
     entrypoint.__name__ = entrypoint.__qualname__ = backbone.timm_name
     entrypoint.__doc__ = backbone.summary
     register_model(entrypoint)
-    globals()[backbone.timm_name] = entrypoint  # timm adds the name to __all__
+    globals()[backbone.timm_name] = entrypoint  # register_model adds the name to __all__
 
 
 for _backbone in _ALL:

@@ -1,4 +1,4 @@
-"""PiT for small images: a ViT whose grid of patches is halved twice."""
+"""PiT for small images: a ViT with two downsamplings of the patch grid."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -11,26 +11,33 @@ from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from vicinal.models.weight_init import xavier
+from vicinal.models.weight_init import init_xavier
 
 __all__ = ["Pit"]
 
 Feature = tuple[Tensor, tuple[int, int]]
 
 
-class Halve(nn.Module):
-    """Half the height and width, more channels: depthwise 3 x 3 with stride 2, then pointwise; a linear layer for the
-    class token."""
+class Downsample(nn.Module):
+    """Halves the grid and widens the tokens.
+
+    Patches: depthwise 3 x 3 convolution with stride 2, then a pointwise one. Class token: a linear layer.
+    """
 
     def __init__(self, dim: int, out_dim: int, prefix: int, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
-        here = {"device": device, "dtype": dtype}
-        self.depthwise = nn.Conv2d(dim, out_dim, kernel_size=3, stride=2, padding=1, groups=dim, **here)
-        self.pointwise = nn.Conv2d(out_dim, out_dim, kernel_size=1, **here)
-        self.token = nn.Linear(dim, out_dim, **here) if prefix else None
+        factory_kwargs = {"device": device, "dtype": dtype}
+        self.depthwise = nn.Conv2d(dim, out_dim, kernel_size=3, stride=2, padding=1, groups=dim, **factory_kwargs)
+        self.pointwise = nn.Conv2d(out_dim, out_dim, kernel_size=1, **factory_kwargs)
+        self.token = nn.Linear(dim, out_dim, **factory_kwargs) if prefix else None
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Feature:
-        """Tokens `(batch, prefix + patches, dim)` of a grid, to those of half the grid."""
+        """Returns tokens, `(batch, prefix + patches, out_dim)`, and the new grid.
+
+        Args:
+            x: tokens, `(batch, prefix + patches, dim)`.
+            grid: rows and columns of the patches.
+        """
         prefix = x.shape[1] - grid[0] * grid[1]
         image = x[:, prefix:].transpose(1, 2).unflatten(2, grid)
         image = self.pointwise(self.depthwise(image))
@@ -41,15 +48,20 @@ class Halve(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks on one grid, behind the halving that leads to it."""
+    """Blocks on one grid, after the downsampling to that grid."""
 
-    def __init__(self, pool: Halve | None, blocks: Iterable[nn.Module]) -> None:
+    def __init__(self, pool: Downsample | None, blocks: Iterable[nn.Module]) -> None:
         super().__init__()
         self.pool, self.blocks = pool, nn.Sequential(*blocks)
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Feature:
-        """Tokens `(batch, prefix + patches, dim)` of the grid before, to those of this one."""
+        """Returns tokens, `(batch, prefix + patches, out_dim)`, and the grid of this stage.
+
+        Args:
+            x: tokens of the stage before, `(batch, prefix + patches, dim)`.
+            grid: rows and columns of its patches.
+        """
         if self.pool is not None:
             x, grid = self.pool(x, grid)
         return checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x), grid
@@ -58,11 +70,11 @@ class Stage(nn.Module):
 class Pit(nn.Module):
     """A pooling transformer (Heo et al., https://arxiv.org/abs/2103.16302), with timm's blocks and interface.
 
-    As in the reference: patches do not overlap, the class token has a position too, pooling has a pointwise convolution
-    behind the depthwise one, no bias in qkv, norm epsilon 1e-5, one drop path rate for all blocks, Xavier normal
-    weights, class token and positions from N(0, 1). `global_pool="token"` reads the class token, as the reference does.
+    As in the reference: patches do not overlap, the class token has a position too, downsampling has a pointwise
+    convolution after the depthwise one, no bias in qkv, norm epsilon 1e-5, one drop path rate for all blocks, Xavier
+    normal weights, class token and positions from N(0, 1). `global_pool="token"` is the pooling of the reference.
 
-    Different: `"avg"` is a choice too, without a class token, as in `Vit`; and the grid may be a rectangle.
+    Different: `global_pool="avg"`, without a class token, as in `Vit`; and the grid can be a rectangle.
     """
 
     def __init__(
@@ -86,19 +98,21 @@ class Pit(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        here = {"device": device, "dtype": dtype}
+        factory_kwargs = {"device": device, "dtype": dtype}
         self.num_classes, self.global_pool, self.in_chans = num_classes, global_pool, in_chans
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dim[-1]
         self.num_prefix_tokens = 1 if global_pool == "token" else 0
 
-        self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim[0], **here)
+        self.patch_embed = PatchEmbed(img_size, patch_size, in_chans, embed_dim[0], **factory_kwargs)
         tokens = self.num_prefix_tokens + self.patch_embed.num_patches
-        self.cls_token = nn.Parameter(torch.empty(1, 1, embed_dim[0], **here)) if self.num_prefix_tokens else None
-        self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim[0], **here))
+        self.cls_token = (
+            nn.Parameter(torch.empty(1, 1, embed_dim[0], **factory_kwargs)) if self.num_prefix_tokens else None
+        )
+        self.pos_embed = nn.Parameter(torch.empty(1, tokens, embed_dim[0], **factory_kwargs))
         self.pos_drop = nn.Dropout(pos_drop_rate)
         self.stages = nn.ModuleList()
         for index, (dim, depth, heads) in enumerate(zip(embed_dim, depths, num_heads, strict=True)):
-            pool = Halve(embed_dim[index - 1], dim, self.num_prefix_tokens, **here) if index else None
+            pool = Downsample(embed_dim[index - 1], dim, self.num_prefix_tokens, **factory_kwargs) if index else None
             block = partial(
                 Block,
                 dim,
@@ -108,52 +122,52 @@ class Pit(nn.Module):
                 attn_drop=attn_drop_rate,
                 drop_path=drop_path_rate,
                 norm_layer=nn.LayerNorm,
-                **here,
+                **factory_kwargs,
             )
             self.stages.append(Stage(pool, (block() for _ in range(depth))))
         self.feature_info = [
             {"num_chs": dim, "reduction": patch_size * 2**index, "module": f"stages.{index}"}
             for index, dim in enumerate(embed_dim)
         ]
-        self.norm: nn.Module = nn.LayerNorm(self.embed_dim, **here)
+        self.norm: nn.Module = nn.LayerNorm(self.embed_dim, **factory_kwargs)
         self.head_drop = nn.Dropout(drop_rate)
-        self.head = nn.Linear(self.embed_dim, num_classes, **here) if num_classes else nn.Identity()
+        self.head = nn.Linear(self.embed_dim, num_classes, **factory_kwargs) if num_classes else nn.Identity()
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Start all weights as the reference does."""
-        self.apply(xavier)
+        """Initializes all weights as the reference does."""
+        self.apply(init_xavier)
         nn.init.normal_(self.pos_embed)
         if self.cls_token is not None:
             nn.init.normal_(self.cls_token)
 
     def no_weight_decay(self) -> set[str]:
-        """Positions and the class token, as in timm's models."""
+        """Returns the names of position embedding and class token, as timm's models do."""
         return {"pos_embed", "cls_token"}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which parameters belong to one layer, for learning rates that decay with depth."""
+        """Returns patterns of the parameters of each layer, for layer-wise learning-rate decay in timm."""
         fine = [(r"^stages\.(\d+)\.pool", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None), (r"^norm", (99999,))]
         return {"stem": r"^cls_token|pos_embed|patch_embed", "blocks": r"^stages\.(\d+)" if coarse else fine}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations in the backward pass instead of keeping them."""
+        """Enables gradient checkpointing: activations are recomputed in the backward pass."""
         for stage in self.stages:
             stage.grad_checkpointing = enable  # type: ignore[assignment]
 
     def get_classifier(self) -> nn.Module:
-        """The last layer."""
+        """Returns the classifier."""
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new last layer; pooling may change to none at all."""
+        """Replaces the classifier, and the pooling if given; `""` disables pooling."""
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else global_pool
-        here: dict[str, Any] = {"device": self.pos_embed.device, "dtype": self.pos_embed.dtype}
-        self.head = nn.Linear(self.embed_dim, num_classes, **here) if num_classes else nn.Identity()
+        factory_kwargs: dict[str, Any] = {"device": self.pos_embed.device, "dtype": self.pos_embed.dtype}
+        self.head = nn.Linear(self.embed_dim, num_classes, **factory_kwargs) if num_classes else nn.Identity()
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
-        """Go on with images of another size: positions are interpolated."""
+        """Changes the image size; interpolates the position embedding."""
         before = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size=img_size)
         resampled = resample_abs_pos_embed(
@@ -168,21 +182,21 @@ class Pit(nn.Module):
         return self.pos_drop(x + self.pos_embed), self.patch_embed.grid_size
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """`(batch, channels, height, width)` to `(batch, tokens, dim)`, the last stage, before norm and pooling."""
+        """Returns the tokens of the last stage before norm and pooling, `(batch, tokens, dim)`."""
         x, grid = self._embed(x)
         for stage in self.stages:
             x, grid = stage(x, grid)
         return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Pool, norm, classify."""
+        """Returns logits, `(batch, classes)`: pooling, norm, classifier; with `pre_logits` the pooled features."""
         if self.global_pool:
             x = x[:, 0] if self.global_pool == "token" else x[:, self.num_prefix_tokens :].mean(dim=1)
         x = self.head_drop(self.norm(x))
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, channels, height, width)` to `(batch, classes)`."""
+        """Returns logits, `(batch, classes)`, of images `(batch, channels, height, width)`."""
         return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
@@ -194,22 +208,25 @@ class Pit(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """What the stages give, as images, next to the last tokens; arguments as in timm's models."""
+        """Returns the last tokens and the feature maps of the stages, `(batch, dim, rows, columns)` each.
+
+        The arguments are those of timm's models.
+        """
         assert output_fmt == "NCHW", "Output shape must be NCHW."
         take, last = feature_take_indices(len(self.stages), indices)
         x, grid = self._embed(x)
-        pictures = []
+        maps = []
         for index, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
             x, grid = stage(x, grid)
             if index in take:
                 tokens = self.norm(x) if norm and index == len(self.stages) - 1 else x
-                pictures.append(tokens[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid))
-        return pictures if intermediates_only else (x, pictures)
+                maps.append(tokens[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, grid))
+        return maps if intermediates_only else (x, maps)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """Keep only the stages that these features need."""
+        """Removes the stages after those that `indices` select, and returns the selected indices."""
         take, last = feature_take_indices(len(self.stages), indices)
         self.stages = self.stages[: last + 1]
         if prune_norm:

@@ -1,4 +1,4 @@
-"""Go on with images of another size: positions are interpolated, priors carried over."""
+"""Changes the image size of a model: interpolates position embeddings and resizes priors."""
 
 from typing import Any
 
@@ -10,14 +10,15 @@ from vicinal.attachment import detach, get_priors
 from vicinal.attachment.attached_priors import priors_to_config
 from vicinal.attachment.subclass import WithPrior
 from vicinal.errors import VicinalError
-from vicinal.inspection.model_runner import ImageSize
-from vicinal.models.backbones import attach_priors, check_patch, cut_of, image_size
+from vicinal.image_size import ImageSize, height_and_width
+from vicinal.models.patch_size import required_divisor, validate_patch_size
+from vicinal.models.prior_config import attach_priors
 
 __all__ = ["resize"]
 
 
 def resize(model: nn.Module, img_size: ImageSize, *, rescale: bool = True) -> None:
-    """Make a model take images of another size, in place, with patches of the same size.
+    """Changes the image size of a model in place; the patch size stays the same.
 
     >>> import torch, vicinal
     >>> model = vicinal.create_model("vit-micro", prior="gmm", img_size=32)
@@ -26,26 +27,30 @@ def resize(model: nn.Module, img_size: ImageSize, *, rescale: bool = True) -> No
     torch.Size([1, 10])
 
     Args:
-        model: one of `create_model`, or any timm model that can change its input size.
-        img_size: the new height and width.
-        rescale: stretch the widths of a prior with the grid, as positions are; else they stay the same in patches.
+        model: a model of `create_model`, or any timm model with `set_input_size`.
+        img_size: the new side, or height and width.
+        rescale: scale the widths of a prior with the grid, as position embeddings; otherwise they stay the same in
+            patches.
+
+    Raises:
+        VicinalError: the model cannot change its image size, or the patch size does not divide it.
     """
-    size = image_size(img_size)
+    size = height_and_width(img_size)
     declared: Any = getattr(model, "pretrained_cfg", None) or {}
     if "input_size" not in declared or not hasattr(model, "set_input_size"):
-        raise VicinalError(f"{type(model).__name__} cannot change the size of its images; make it with img_size={size}")
+        raise VicinalError(f"{type(model).__name__} cannot change its image size; create it with img_size={size}")
     channels = declared["input_size"][0]
     # What timm declares is the size of the pretrained weights, whatever the img_size that the model was made with.
     before = getattr(getattr(model, "patch_embed", None), "img_size", None) or declared["input_size"][1:]
     if tuple(before) == size:
         return
-    check_patch(declared.get("architecture", type(model).__name__), size, cut_of(model))
-    written, trained = priors_to_config(model), get_priors(model)
+    validate_patch_size(declared.get("architecture", type(model).__name__), size, required_divisor(model))
+    config, trained = priors_to_config(model), get_priors(model)
     modes = {name: module.training for name, module in model.named_modules()}
     detach(model)
     _set_input_size(model, size)
-    with torch.random.fork_rng():  # what the new priors start from is overwritten
-        attach_priors(model, written, (channels, *size))
+    with torch.random.fork_rng():  # the initial parameters are overwritten
+        attach_priors(model, config, (channels, *size))
     for name, module in model.named_modules():
         if isinstance(module, WithPrior):
             module.prior = trained[name].resize(module.prior.grid, rescale=rescale)

@@ -8,13 +8,13 @@ from timm.models.swin_transformer import SwinTransformer, WindowAttention, get_r
 from torch import Tensor, nn
 
 from vicinal.grid import Grid
-from vicinal.models.positions import stretch_flat_table
+from vicinal.priors.relative_bias import stretch_flat_table
 
 __all__ = ["Swin"]
 
 
 class PatchEmbedWithPositions(PatchEmbed):
-    """Patches, their norm, and where they sit: what comes out is `(batch, height, width, dim)`."""
+    """Patch embedding, norm and absolute position embedding; the output is `(batch, height, width, dim)`."""
 
     def __init__(self, *, embed_dim: int, device: Any = None, dtype: Any = None, **kwargs: Any) -> None:
         super().__init__(embed_dim=embed_dim, device=device, dtype=dtype, **kwargs)
@@ -22,26 +22,26 @@ class PatchEmbedWithPositions(PatchEmbed):
         trunc_normal_(self.pos_embed, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, channels, height, width)` of an image to the same of its patches, channels last."""
+        """Returns patches, `(batch, height, width, dim)`, of images `(batch, channels, height, width)`."""
         patches: Tensor = super().forward(x)
         return patches + self.pos_embed
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        """Go on with images of another size: positions are interpolated."""
+        """Changes the image size; interpolates the position embedding."""
         super().set_input_size(img_size=img_size, patch_size=patch_size)
         resampled = resample_abs_pos_embed_nhwc(self.pos_embed.detach(), self.grid_size)
         self.pos_embed = nn.Parameter(resampled)
 
 
 class Swin(SwinTransformer):
-    """timm's Swin with the reference's numbers (Liu et al., https://arxiv.org/abs/2103.14030).
+    """timm's Swin with the reference's hyperparameters (Liu et al., https://arxiv.org/abs/2103.14030).
 
     As in the reference: three stages, MLP ratio 2, windows of 4, an absolute position embedding next to the relative
-    tables, drop path that grows with depth, and torch's own starting weights. It pools by the mean; there is no class
+    tables, drop path that grows with depth, and torch's default initialization. Pooling is the mean; there is no class
     token.
 
-    Different: any grid of patches works, since an odd one is padded before it is halved or cut into windows, where the
-    reference stops.
+    Different: any grid of patches works. An odd grid is padded before downsampling and window partition; the reference
+    raises an error.
     """
 
     def __init__(self, *, window_size: int = 4, **kwargs: Any) -> None:
@@ -51,18 +51,18 @@ class Swin(SwinTransformer):
         self._set_stages()
 
     def no_weight_decay(self) -> set[str]:
-        """Tables of positions, relative and absolute."""
+        """Returns the names of position tables, relative and absolute."""
         names: set[str] = super().no_weight_decay()
         return names | {"patch_embed.pos_embed"}
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None, **kwargs: Any) -> None:
-        """Go on with images of another size, in windows of the same size; positions are interpolated."""
+        """Changes the image size, with windows of the same size; interpolates the position embedding."""
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
         self.window = kwargs.get("window_size") or self.window
         self._set_stages(kwargs.get("always_partition"))
 
     def _set_stages(self, always_partition: bool | None = None) -> None:
-        """Tell each stage its grid; timm rounds down where its own padding rounds up."""
+        """Sets the grid of each stage, rounded up as timm's padding does; timm's own `set_input_size` rounds down."""
         height, width = self.patch_embed.grid_size
         for index, stage in enumerate(self.layers):
             if index:
@@ -76,7 +76,7 @@ class Swin(SwinTransformer):
 
 
 def set_window(attention: WindowAttention, window: tuple[int, int]) -> None:
-    """Let attention go on in windows of another size: its table of positions is stretched."""
+    """Changes the window size of an attention layer; interpolates its relative position table."""
     if tuple(window) == tuple(attention.window_size):
         return
     table: Tensor = attention.relative_position_bias_table.detach()

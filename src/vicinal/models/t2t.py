@@ -1,4 +1,4 @@
-"""T2T-ViT for small images: patches that overlap, gathered in steps."""
+"""T2T-ViT for small images: overlapping patches, embedded in steps."""
 
 import math
 from typing import Any
@@ -15,43 +15,43 @@ __all__ = ["T2t", "TokensToToken"]
 
 
 class TokenAttention(nn.Module):
-    """One head that also changes the width of tokens; the residual is the value, since the input has another width."""
+    """Single-head attention that changes the token width; the residual is the value, which has the new width."""
 
     def __init__(self, dim: int, out_dim: int, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
-        here = {"device": device, "dtype": dtype}
-        self.scale = dim**-0.5  # of the width that comes in, as in T2T-ViT, not of the head's
-        self.qkv = nn.Linear(dim, 3 * out_dim, bias=False, **here)
-        self.proj = nn.Linear(out_dim, out_dim, **here)
+        factory_kwargs = {"device": device, "dtype": dtype}
+        self.scale = dim**-0.5  # of the input width, as in T2T-ViT, not of the head width
+        self.qkv = nn.Linear(dim, 3 * out_dim, bias=False, **factory_kwargs)
+        self.proj = nn.Linear(out_dim, out_dim, **factory_kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, tokens, dim)` to `(batch, tokens, out_dim)`."""
+        """Returns tokens, `(batch, tokens, out_dim)`, of tokens `(batch, tokens, dim)`."""
         q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)
         out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         return (v + self.proj(out)).squeeze(1)  # type: ignore[no-any-return]
 
 
 class TokenTransformer(nn.Module):
-    """What happens to tokens between two gatherings: attention and an MLP, `out_dim` wide."""
+    """The transformer block between two unfold steps: attention and an MLP, `out_dim` wide."""
 
     def __init__(self, dim: int, out_dim: int, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
-        here = {"device": device, "dtype": dtype}
-        self.norm1 = nn.LayerNorm(dim, **here)
-        self.attn = TokenAttention(dim, out_dim, **here)
-        self.norm2 = nn.LayerNorm(out_dim, **here)
-        self.mlp = Mlp(out_dim, out_dim, **here)
+        factory_kwargs = {"device": device, "dtype": dtype}
+        self.norm1 = nn.LayerNorm(dim, **factory_kwargs)
+        self.attn = TokenAttention(dim, out_dim, **factory_kwargs)
+        self.norm2 = nn.LayerNorm(out_dim, **factory_kwargs)
+        self.mlp = Mlp(out_dim, out_dim, **factory_kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, tokens, dim)` to `(batch, tokens, out_dim)`."""
+        """Returns tokens, `(batch, tokens, out_dim)`, of tokens `(batch, tokens, dim)`."""
         x = self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
 
 class TokensToToken(nn.Module):
-    """Gathers 3 x 3 neighbours with stride 2, transforms, gathers again: patches of 4 pixels a side, or 8, or 16.
+    """Patch embedding in steps of 2: unfolds 3 x 3 neighborhoods with stride 2, with transformer blocks in between.
 
-    Stands in for timm's `PatchEmbed`.
+    Patches have 4, 8 or 16 pixels a side. Replaces timm's `PatchEmbed`.
     """
 
     def __init__(
@@ -67,35 +67,37 @@ class TokensToToken(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        here = {"device": device, "dtype": dtype}
+        factory_kwargs = {"device": device, "dtype": dtype}
         steps = round(math.log2(patch_size))
         if 2**steps != patch_size or steps < 2:
-            raise VicinalError(f"T2T gathers in steps of 2, so its patch is 4, 8 or 16 pixels, given {patch_size}")
+            raise VicinalError(f"patch_size of T2T must be 4, 8 or 16, got {patch_size}")
         self.patch_size: tuple[int, int] = to_2tuple(patch_size)
         widths = [in_chans] + [token_dim] * (steps - 1)
-        self.transformers = nn.ModuleList(TokenTransformer(9 * width, token_dim, **here) for width in widths[:-1])
+        self.transformers = nn.ModuleList(
+            TokenTransformer(9 * width, token_dim, **factory_kwargs) for width in widths[:-1]
+        )
         self.gather = nn.Unfold(kernel_size=3, stride=2, padding=1)
-        self.proj = nn.Linear(9 * token_dim, embed_dim, bias=bias, **here)
+        self.proj = nn.Linear(9 * token_dim, embed_dim, bias=bias, **factory_kwargs)
         self.set_input_size(img_size)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Go on with images of another size."""
+        """Changes the image size."""
         self.img_size: tuple[int, int] = to_2tuple(img_size)
         self.grid_size = self.dynamic_feat_size(self.img_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
 
     def feat_ratio(self, as_scalar: bool = True) -> int | tuple[int, int]:
-        """Pixels a patch, as a number or by side."""
+        """Returns the side of a patch in pixels, or both sides."""
         return max(self.patch_size) if as_scalar else self.patch_size
 
     def dynamic_feat_size(self, img_size: tuple[int, int]) -> tuple[int, int]:
-        """The grid of patches for images of a size."""
+        """Returns rows and columns of patches for an image size."""
         return img_size[0] // self.patch_size[0], img_size[1] // self.patch_size[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, channels, height, width)` to `(batch, patches, dim)`."""
+        """Returns patches, `(batch, patches, dim)`, of images `(batch, channels, height, width)`."""
         if tuple(x.shape[2:]) != self.img_size:
-            raise VicinalError(f"the model was made for images of {self.img_size}, given {tuple(x.shape[2:])}")
+            raise VicinalError(f"images must be of size {self.img_size}, got {tuple(x.shape[2:])}")
         for transformer in self.transformers:
             grid = (x.shape[2] // 2, x.shape[3] // 2)
             tokens = transformer(self.gather(x).transpose(1, 2))
@@ -110,10 +112,10 @@ class T2t(VisionTransformer):
     MLP ratio 2; frozen sinusoidal positions; the norm before mean pooling; drop path that grows with depth; weights
     from a truncated N(0, 0.02^2); norm epsilon 1e-5.
 
-    Different: the class token and the norm that the reference carries and never uses (1,408 parameters) are not there;
-    `global_pool="token"` adds a class token that is used, as T2T-ViT has it; and the reference's blocks add their
-    normalised input to the output of attention once more, which T2T-ViT does not, nor does this. Positions are kept
-    as a buffer, and interpolated where the image size changes.
+    Different: the unused class token and norm of the reference (1,408 parameters) are absent; `global_pool="token"`
+    adds a class token that is used, as in T2T-ViT; and the blocks do not add their normalized input to the attention
+    output, which the reference does and T2T-ViT does not. Positions are a buffer, interpolated when the image size
+    changes.
     """
 
     pos_embed: Tensor
@@ -135,7 +137,7 @@ class T2t(VisionTransformer):
         self.init_weights()
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Start all weights as the reference does; the arguments are timm's, and unused."""
+        """Initializes all weights as the reference does; the arguments are timm's, and unused."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 trunc_normal_(module.weight, std=0.02)
@@ -147,7 +149,7 @@ class T2t(VisionTransformer):
             trunc_normal_(self.cls_token, std=0.02)
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
-        """Go on with images of another size: positions are interpolated, so that each place keeps its own."""
+        """Changes the image size; interpolates the position embedding."""
         before = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size)
         self.pos_embed = resample_abs_pos_embed(
@@ -156,8 +158,8 @@ class T2t(VisionTransformer):
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """`(1, positions, dim)`: sines in even channels, cosines in odd ones, of frequencies 10000^(-2i/dim)."""
-    place = torch.arange(positions, dtype=torch.float64)[:, None]
+    """Returns sinusoids, `(1, positions, dim)`: sine in even, cosine in odd channels, frequencies 10000^(-2i/dim)."""
+    position = torch.arange(positions, dtype=torch.float64)[:, None]
     frequency = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    angles = place * frequency
+    angles = position * frequency
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[None, :, :dim].float()

@@ -1,4 +1,4 @@
-"""ViT for small images, and its sister with relative positions."""
+"""ViT for small images, with absolute or relative positions."""
 
 from typing import Any
 
@@ -9,26 +9,25 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from vicinal.grid import Grid
-from vicinal.models.positions import stretch_flat_table
-from vicinal.models.weight_init import set_drop_path, xavier
+from vicinal.models.weight_init import init_patch_embed, init_xavier, set_drop_path
+from vicinal.priors.relative_bias import stretch_flat_table
 
 __all__ = ["Vit", "VitRelPos"]
 
-# What timm has otherwise: a wider MLP, biases in qkv, an epsilon of 1e-6.
+# timm's defaults: MLP ratio 4, bias in qkv, norm epsilon 1e-6.
 _REFERENCE: dict[str, Any] = {"mlp_ratio": 2, "qkv_bias": False, "norm_layer": nn.LayerNorm, "weight_init": "skip"}
 
 
 class Vit(VisionTransformer):
-    """timm's ViT with the reference's numbers (Dosovitskiy et al., https://arxiv.org/abs/2010.11929).
+    """timm's ViT with the reference's hyperparameters (Dosovitskiy et al., https://arxiv.org/abs/2010.11929).
 
     As in the reference: MLP ratio 2, no bias in qkv, norm epsilon 1e-5, one drop path rate for all blocks, Xavier
-    normal weights, class token and positions from N(0, 1). `global_pool="token"` reads the class token, as its plain
-    ViT does; `"avg"` has no class token and takes the mean over patches, then the norm, as its masked ViT does.
-    `token_std` is the deviation of class token and positions at the start; `vit-mini` has timm's 0.02, with which it
-    learns faster from photographs.
+    normal weights, class token and positions from N(0, 1). `global_pool="token"` is the pooling of
+    its plain ViT; `"avg"`, the mean over patches, then the norm, without a class token, that of its masked ViT.
+    `token_std` is the initial standard deviation of class token and positions; `vit-mini` has timm's 0.02, which learns
+    faster from photographs.
 
-    Different: whether there is a class token depends on `global_pool` alone, never on a prior; and every prior leaves
-    the class token alone.
+    Different: only `global_pool` determines whether there is a class token, never a prior, and no prior acts on it.
     """
 
     def __init__(
@@ -43,19 +42,19 @@ class Vit(VisionTransformer):
         self.init_weights()
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Start all weights as the reference does; the arguments are timm's, and unused."""
-        self.apply(xavier)
-        start_patches(self.patch_embed.proj)
+        """Initializes all weights as the reference does; the arguments are timm's, and unused."""
+        self.apply(init_xavier)
+        init_patch_embed(self.patch_embed.proj)
         for tokens in (self.cls_token, self.reg_token, self.pos_embed):
             if tokens is not None:
                 nn.init.normal_(tokens, std=self.token_std)
 
 
 class VitRelPos(VisionTransformerRelPos):
-    """`Vit` with a free table of relative positions per layer and head instead of absolute ones.
+    """`Vit` with a relative position bias table per layer and head in place of absolute positions.
 
-    Numbers and starting weights are those of `Vit`; the layers are those of timm's `vit_relpos`, without layer scale.
-    Mean pooling by default, as there; `global_pool="token"` adds a class token.
+    Hyperparameters and initial weights are those of `Vit`; layers are those of timm's `vit_relpos`, without layer
+    scale. Mean pooling by default, as in timm; `global_pool="token"` adds a class token.
     """
 
     def __init__(self, *, global_pool: str = "avg", drop_path_rate: float = 0.0, **kwargs: Any) -> None:
@@ -70,14 +69,14 @@ class VitRelPos(VisionTransformerRelPos):
         self.init_weights()
 
     def init_weights(self, mode: str = "", needs_reset: bool = True) -> None:
-        """Start all weights as `Vit` does; tables of positions start as timm has them."""
-        self.apply(xavier)
-        start_patches(self.patch_embed.proj)
+        """Initializes all weights as `Vit` does, and relative position tables as timm does."""
+        self.apply(init_xavier)
+        init_patch_embed(self.patch_embed.proj)
         if self.cls_token is not None:
             nn.init.normal_(self.cls_token)
 
     def set_input_size(self, img_size: tuple[int, int]) -> None:
-        """Go on with images of another size: the tables of positions are stretched."""
+        """Changes the image size; interpolates the relative position tables."""
         before = Grid(*self.patch_embed.grid_size)
         self.patch_embed.set_input_size(img_size=img_size)
         grid = Grid(*self.patch_embed.grid_size)
@@ -87,11 +86,6 @@ class VitRelPos(VisionTransformerRelPos):
             offsets = before.table_shape[0] * before.table_shape[1]
             table = stretch_flat_table(flat[:offsets], before, grid)
             new = RelPosBias((grid.height, grid.width), flat.shape[1], old.prefix_tokens, flat.device, flat.dtype)
-            # behind the offsets come the three cases in which the class token takes part
+            # the last three entries are for pairs with the class token
             new.relative_position_bias_table = nn.Parameter(torch.cat([table, flat[offsets:]]))
             block.attn.rel_pos = new
-
-
-def start_patches(projection: nn.Conv2d) -> None:
-    """Start a patch embedding as the reference does, which has a linear layer over the pixels of a patch."""
-    nn.init.xavier_normal_(projection.weight.flatten(1))

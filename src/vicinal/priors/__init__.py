@@ -1,4 +1,4 @@
-"""Spatial priors for self-attention: one per file, each a few dozen lines that read like its formula."""
+"""Spatial priors for self-attention, one per file."""
 
 from vicinal.priors.base import Prior, ScaleBias
 from vicinal.priors.registry import Option, build_prior, get_prior, list_priors, prior_options, register_prior

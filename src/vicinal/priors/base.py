@@ -1,8 +1,6 @@
-"""What every prior is: a pair `(scale, bias)` for the attention logits, over offsets and over tokens."""
+"""`Prior`, the base class: a pair `(scale, bias)` for the attention logits, over offsets and over tokens."""
 
-import contextlib
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,17 +11,18 @@ from torch import Tensor, nn
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.formula import formula_at, formula_on, table_stretch
-from vicinal.priors.placed import PriorOnGrid, PriorOnPairs, ScaleBias, TokenCache, TokenPairs
+from vicinal.priors.full_precision import full_precision, zero_tiny_factors
+from vicinal.priors.token_values import PriorOnGrid, PriorOnPairs, ScaleBias, TokenCache, TokenPairs
 
 __all__ = ["Prior", "ScaleBias", "Values"]
 
 Values = float | Sequence[float] | Sequence[Sequence[float]] | Tensor
 
-EPSILON = 1e-5  # added to a squared width, in patches: a kernel of width 0 touches its own patch only
+EPSILON = 1e-5  # added to squared widths, in patches, so that a width of 0 is a valid kernel on the query alone
 
 
 class Prior(nn.Module):
-    """Turns logits into `scale * logits + bias`, where scale and bias depend on where the tokens sit.
+    """Turns logits into `scale * logits + bias`, where scale and bias depend on the positions of the tokens.
 
     A subclass overrides `scale`, `bias` or both, and registers under a name:
 
@@ -42,22 +41,25 @@ class Prior(nn.Module):
     (None, torch.Size([4, 65, 65]))
 
     Args:
-        heads: attention heads the prior serves.
-        grid: where the tokens sit.
+        heads: number of attention heads.
+        grid: layout of the tokens.
         layer: index of the attention layer, from 0.
         depth: number of attention layers in the model.
+
+    Raises:
+        VicinalError: `heads` or `grid` is invalid.
     """
 
     per_offset: bool = True
     """Whether `scale` and `bias` are tables over offsets, or free per pair of patches."""
     free_table: bool = False
-    """Whether the values over offsets are free numbers, which are stretched to another grid."""
+    """Whether the values over offsets are free parameters, which are interpolated to another grid."""
     without_formula: frozenset[str] = frozenset()
     """Those of `scale` and `bias` that a subclass overrides without `scale_at` or `bias_at`."""
     spec: str = ""
-    """What `build_prior` made it from."""
+    """Spec that `build_prior` built the prior from."""
     spec_options: Mapping[str, Any] = MappingProxyType({})
-    """The options given to `build_prior` next to the spec."""
+    """Options passed to `build_prior` in addition to the spec."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -70,27 +72,27 @@ class Prior(nn.Module):
     def __init__(self, heads: int, grid: Grid, layer: int = 0, depth: int = 1) -> None:
         super().__init__()
         if not isinstance(heads, int) or heads < 1:
-            raise VicinalError(f"a prior needs heads as a whole number >= 1, given {heads!r}")
+            raise VicinalError(f"heads must be a whole number >= 1, got {heads!r}")
         if not isinstance(grid, Grid):
-            raise VicinalError(f"a prior needs a Grid(height, width, prefix), given {grid!r}")
+            raise VicinalError(f"grid must be a Grid(height, width, prefix), got {grid!r}")
         self.heads, self.layer, self.depth = heads, layer, depth
         self.grid = grid
         self._cache = TokenCache()
 
     @property
     def device(self) -> torch.device | None:
-        """Where the parameters are; None if there are none, as for `none`."""
+        """Device of the parameters and buffers; None if there are none."""
         state = self._state()
         return state[0].device if state else None
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which the formula is computed: that of the parameters, at least fp32."""
+        """Dtype in which the formula is computed: that of the parameters, at least fp32."""
         state = [x.dtype for x in self._state() if x.is_floating_point()]
         return torch.promote_types(state[0], torch.float32) if state else torch.float32
 
     def _state(self) -> list[Tensor]:
-        """Returns parameters and buffers. `nn.Module.parameters` takes 10 microseconds, much for one image."""
+        """Returns parameters and buffers; `nn.Module.parameters` takes 10 microseconds, too long for single images."""
         modules = self.modules() if self._modules else (self,)
         return [
             x for module in modules for x in (*module._parameters.values(), *module._buffers.values()) if x is not None
@@ -116,11 +118,11 @@ class Prior(nn.Module):
         return None
 
     def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        """Returns the terms that are added to the logits; arguments and shapes as for `scale_at`; None for 0."""
+        """Returns the terms added to the logits by the prior's formula, as `scale_at`; None for 0."""
         return None
 
     def scale(self) -> Tensor | None:
-        """Returns what multiplies the logits; None for 1.
+        """Returns the factors of the logits; None for 1.
 
         `(heads or 1, 2h-1, 2w-1)` over the offsets of the grid, or `(heads or 1, patches, patches)`.
         """
@@ -129,13 +131,13 @@ class Prior(nn.Module):
         return self.scale_at(*self.grid.offsets(self.device, self.dtype))
 
     def bias(self) -> Tensor | None:
-        """Returns what is added to the logits; shapes as for `scale`; None for 0."""
+        """Returns the terms added to the logits; shapes as for `scale`; None for 0."""
         if type(self).bias_at is Prior.bias_at:
             return None
         return self.bias_at(*self.grid.offsets(self.device, self.dtype))
 
     def values(self) -> ScaleBias:
-        """Returns `(scale(), bias())` for every head, in full precision whatever the autocast around it.
+        """Returns `(scale(), bias())` for every head, in full precision, regardless of autocast.
 
         On a CPU, factors below `smallest_factor` are 0, because products with them would be denormal numbers.
         """
@@ -152,15 +154,16 @@ class Prior(nn.Module):
         tensor([[1.0000, 0.3536],
                 [1.0000, 0.3536]])
 
-        Raises VicinalError for a prior that is no function of the offset.
-
         Args:
             offsets: rows and columns from query to key, in patches, whole or fractional: `(*shape, 2)`. A free table is
                 interpolated; beyond its edge, its last value counts.
             grid: of the patches, to which free tables are stretched; by default the prior's.
+
+        Raises:
+            VicinalError: the shape is wrong, or the prior is not a function of the offset.
         """
         if offsets.shape[-1:] != (2,):
-            raise VicinalError(f"at takes offsets (*shape, 2), rows and columns, given shape {tuple(offsets.shape)}")
+            raise VicinalError(f"offsets must be (*shape, 2), rows and columns, got shape {tuple(offsets.shape)}")
         stretch = offsets.new_tensor(table_stretch(self, grid or self.grid))
         rows, columns = (offsets * stretch).to(self.device, self.dtype).reshape(-1, 2).T[..., None]
         with full_precision(self.device or torch.device("cpu")):
@@ -189,7 +192,7 @@ class Prior(nn.Module):
         )
 
     def table(self) -> ScaleBias | None:
-        """Scale and bias over offsets, each `(heads, 2h-1, 2w-1)` or None; None if they are free per pair."""
+        """Returns scale and bias over offsets, each `(heads, 2h-1, 2w-1)` or None; None if they are free per pair."""
         return self.values() if self.per_offset else None
 
     def pairs(self) -> ScaleBias:
@@ -212,7 +215,7 @@ class Prior(nn.Module):
         return PriorOnGrid(self, grid)
 
     def between(self, places: TokenPairs, grid: Grid | None = None) -> PriorOnPairs:
-        """Returns this prior as it acts between queries and keys with places of their own, for `attend`.
+        """Returns this prior as it acts between queries and keys with positions of their own, for `attend`.
 
         Args:
             places: offsets of all pairs of a query and a key.
@@ -221,14 +224,14 @@ class Prior(nn.Module):
         return PriorOnPairs(self, places, grid or self.grid)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_cache": TokenCache()}  # pickles and copies stay small
+        return self.__dict__ | {"_cache": TokenCache()}  # keeps pickles and copies small
 
     def resize(self, grid: Grid, *, rescale: bool = False) -> "Prior":
-        """The same prior on another grid, as a new module.
+        """Returns the same prior on another grid, as a new module.
 
         Args:
-            grid: the new grid; its number of prefix tokens may differ too.
-            rescale: stretch widths with the grid, instead of keeping them in patches. Free tables always stretch.
+            grid: the new grid; its number of prefix tokens can differ too.
+            rescale: scale widths with the grid, instead of keeping them in patches. Free tables always scale.
         """
         resized, before = copy.deepcopy(self), self.grid
         resized.grid = grid
@@ -237,55 +240,30 @@ class Prior(nn.Module):
         return resized
 
     def _carry(self, before: Grid, rescale: bool) -> None:
-        """Fit the parameters to `self.grid`; they come from the grid `before`."""
+        """Converts the parameters from the grid `before` to `self.grid`."""
 
     def extra_repr(self) -> str:
-        """Heads and grid, for `print(model)`."""
+        """Returns heads and grid, for `print(model)`."""
         return f"heads={self.heads}, grid={self.grid}"
 
 
-def autocasting(device: torch.device) -> bool:
-    """Whether autocast is on for a device; the meta device has none to ask for."""
-    return device.type != "meta" and torch.is_autocast_enabled(device.type)
-
-
-def full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """No autocast inside."""
-    if autocasting(device):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()
-
-
-def smallest_factor(dtype: torch.dtype) -> float:
-    """Returns the square root of the smallest normal number of `dtype`: 1.1e-19 in fp32, 1.5e-154 in fp64.
-
-    A product of two numbers is normal if neither is smaller. Softmax divides exponentials of at least 1.1e-19 by the
-    sum of their row, which is at most the number of tokens: with 1,000 tokens the smallest weight is 1.1e-22, and
-    d_logits = weight * (d_weight - sum) is normal where the bracket exceeds 1.1e-16. Zero weights in place of smaller
-    ones change an output by less than 1,000 * 1.1e-19 of the largest value; a rounding error of fp32 is 6e-8.
-    """
-    return math.sqrt(torch.finfo(dtype).tiny)
-
-
-def zero_tiny_factors(x: Tensor) -> Tensor:
-    """Returns `x`, on a CPU with 0 in place of numbers below `smallest_factor`; all of `x` gets its gradient."""
-    if x.device.type != "cpu":
-        return x
-    return x - x.detach().masked_fill(x.detach().abs() >= smallest_factor(x.dtype), 0.0)
-
-
 def flat_parameter(values: Tensor, requires_grad: bool = True) -> nn.Parameter:
-    """A 1-D parameter: the rule "no weight decay below 2-D", common to all trainers, then spares it."""
+    """Returns values as a 1-D parameter, which the common rule "no weight decay below 2-D" exempts from decay."""
     return nn.Parameter(values.detach().flatten().clone(memory_format=torch.contiguous_format), requires_grad)
 
 
-def widen(values: Tensor) -> Tensor:
-    """At least fp32, so that a model cast to half precision keeps exact tables."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+def initial_values(prior: str, option: str, values: Values, shape: tuple[int, ...]) -> Tensor:
+    """Returns an option's initial values as a tensor of `shape`.
 
+    Args:
+        prior: name of the prior, for the error message.
+        option: name of the option.
+        values: one number for all, one per row, or all of them.
+        shape: of the result.
 
-def given_values(prior: str, option: str, values: Values, shape: tuple[int, ...]) -> Tensor:
-    """Starting values that the user gave, as `shape`: a number for all, one per row, or all of them."""
+    Raises:
+        VicinalError: the values do not broadcast to `shape`.
+    """
     tensor = torch.as_tensor(values, dtype=torch.float32)
     if tensor.dim() == 1 and len(shape) == 2:
         tensor = tensor[:, None]
@@ -293,5 +271,5 @@ def given_values(prior: str, option: str, values: Values, shape: tuple[int, ...]
         return tensor.expand(shape)
     except RuntimeError:
         raise VicinalError(
-            f"{prior} takes {option} as one number or as shape {shape}, given shape {tuple(tensor.shape)}"
+            f"{prior}: {option} must be one number or of shape {shape}, got shape {tuple(tensor.shape)}"
         ) from None

@@ -2,7 +2,7 @@
 
     logits -> (scale_1 scale_2 ...) logits + (bias_1 + bias_2 + ...)
 
-Scales act on Q K^T and biases are added behind all of them, where their papers put them, so the order does not matter.
+Scales multiply Q K^T and biases are added after all of them, as in their papers, so the order does not matter.
 """
 
 import functools
@@ -23,6 +23,9 @@ class Composition(Prior):
 
     Args:
         parts: priors of the same heads and grid.
+
+    Raises:
+        VicinalError: heads or grids differ.
     """
 
     def __init__(self, parts: Sequence[Prior]) -> None:
@@ -30,7 +33,7 @@ class Composition(Prior):
         for part in parts:
             if (part.heads, part.grid) != (first.heads, first.grid):
                 raise VicinalError(
-                    f"priors compose on one grid and head count, given {first.heads} heads on {first.grid} "
+                    f"composed priors must have the same heads and grid, got {first.heads} heads on {first.grid} "
                     f"and {part.heads} heads on {part.grid}"
                 )
         self.per_offset = all(part.per_offset for part in parts)
@@ -43,11 +46,11 @@ class Composition(Prior):
 
     def values_on(self, grid: Grid) -> ScaleBias:
         """Returns the product of the parts' scales and the sum of their biases on another grid."""
-        return _combined([p.values_on(grid) if self.per_offset else p.pairs_on(grid) for p in self._priors()])
+        return _combine([p.values_on(grid) if self.per_offset else p.pairs_on(grid) for p in self._priors()])
 
     def at(self, offsets: Tensor, grid: Grid | None = None) -> ScaleBias:
         """Returns the product of the parts' scales and the sum of their biases at any offsets."""
-        return _combined([part.at(offsets, grid) for part in self._priors()])
+        return _combine([part.at(offsets, grid) for part in self._priors()])
 
     def _priors(self) -> list[Prior]:
         return [part for part in self.parts if isinstance(part, Prior)]
@@ -56,7 +59,7 @@ class Composition(Prior):
         self.parts = nn.ModuleList([part.resize(self.grid, rescale=rescale) for part in self._priors()])
 
 
-def _combined(pairs: Sequence[ScaleBias]) -> ScaleBias:
+def _combine(pairs: Sequence[ScaleBias]) -> ScaleBias:
     scales = [scale for scale, _ in pairs if scale is not None]
     biases = [bias for _, bias in pairs if bias is not None]
     scale = functools.reduce(torch.mul, scales) if scales else None

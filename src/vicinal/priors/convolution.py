@@ -1,9 +1,9 @@
-"""Conv, the convolution view: each head looks at one neighbour, as each tap of a convolution does.
+"""Conv, attention as a convolution: each head attends to one neighbor, like one tap of a convolution kernel.
 
     B_h(d) = -|d - mu_h|^2 / (2 (sigma_h^2 + 1e-5))
 
-With Gaussian windows around the nine offsets of a 3 x 3 neighbourhood, attention starts as a convolution and is free to
-leave it: Cordonnier et al., "On the Relationship between Self-Attention and Convolutional Layers", arXiv:1911.03584.
+With Gaussian windows around the nine offsets of a 3 x 3 neighborhood, attention starts as a convolution and can learn
+to leave it: Cordonnier et al., "On the Relationship between Self-Attention and Convolutional Layers", arXiv:1911.03584.
 """
 
 from typing import Literal
@@ -13,20 +13,22 @@ from torch import Tensor
 
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
-from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, given_values, widen
+from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, initial_values
+from vicinal.priors.full_precision import widen
+from vicinal.priors.spec import current_options
 
 __all__ = ["Convolution"]
 
 
 class Convolution(Prior):
-    """Adds a window around a learned offset, one per head (convolution view).
+    """Adds a Gaussian window around a learned offset, one per head.
 
     Args:
-        centers: where windows start: `neighbours`, nearest first, (0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), diagonals,
-            then the 5 x 5 ring; or `zero`, all on the patch itself.
-        sigma: starting width in patches, a number or one per head. With a single number, every ninth head and the last
-            one are as wide as the grid and centred, so that each layer also sees everything; a lone head is not.
-        growth: by how much of itself a width grows with every layer; centres grow half as fast.
+        centers: initial offsets: `neighbors`, nearest first, (0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), diagonals, then
+            the ring of the 5 x 5 neighborhood; or `zero`, all at (0, 0).
+        sigma: initial width in patches, a number or one per head. With a single number, every ninth head and the last
+            one are centered and as wide as the grid, so that each layer keeps global attention; a single head is not.
+        growth: relative growth of the widths per layer; offsets grow half as fast.
     """
 
     def __init__(
@@ -36,31 +38,32 @@ class Convolution(Prior):
         layer: int = 0,
         depth: int = 1,
         *,
-        centers: Literal["neighbours", "zero"] = "neighbours",
+        centers: Literal["neighbors", "zero"] = "neighbors",
         sigma: Values = 1.0,
         growth: float = 0.0,
     ) -> None:
         super().__init__(heads, grid, layer, depth)
         if growth < 0:
-            raise VicinalError(f"conv needs growth >= 0, given {growth}")
+            raise VicinalError(f"conv: growth must be >= 0, got {growth}")
+        centers = current_options("conv", {"centers": centers}, warn=True)["centers"]
         self.centers, self.growth = centers, growth
-        width = given_values("conv", "sigma", sigma, (heads,)) * (1 + growth * layer)
+        width = initial_values("conv", "sigma", sigma, (heads,)) * (1 + growth * layer)
         center = torch.zeros(heads, 2)
         wide = _wide_heads(heads) if isinstance(sigma, float | int) else torch.zeros(heads, dtype=torch.bool)
-        if centers == "neighbours":
-            center[~wide] = _neighbours(heads - int(wide.sum())) * (1 + growth / 2 * layer)
+        if centers == "neighbors":
+            center[~wide] = _neighbors(heads - int(wide.sum())) * (1 + growth / 2 * layer)
         width = torch.where(wide, float(max(grid.height, grid.width)), width)
         self.flat_mu = flat_parameter(center)
         self.flat_sigma = flat_parameter(width)
 
     @property
     def mu(self) -> Tensor:
-        """Centres as (rows, columns) from the query: `(heads, 2)`."""
+        """Window centers as (rows, columns) from the query, `(heads, 2)`."""
         return widen(self.flat_mu).view(self.heads, 2)
 
     @property
     def sigma(self) -> Tensor:
-        """Widths in patches: `(heads,)`."""
+        """Widths in patches, `(heads,)`."""
         return widen(self.flat_sigma)
 
     def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -76,17 +79,18 @@ class Convolution(Prior):
             self.flat_sigma.mul_(self.grid.side / before.side)
 
     def extra_repr(self) -> str:
-        """Heads, grid, centres and growth."""
+        """Returns heads, grid, centers and growth, for `print(model)`."""
         return f"{super().extra_repr()}, centers={self.centers}, growth={self.growth:g}"
 
 
 def _wide_heads(heads: int) -> Tensor:
+    """Returns which heads start as wide as the grid, bool `(heads,)`."""
     number = torch.arange(1, heads + 1)
     return ((number % 9 == 0) | (number == heads)) & (heads > 1)
 
 
-def _neighbours(count: int) -> Tensor:
-    """The first `count` offsets of a 5 x 5 neighbourhood, nearest first, around again past the 25th: `(count, 2)`."""
+def _neighbors(count: int) -> Tensor:
+    """Returns the first `count` offsets of a 5 x 5 neighborhood, `(count, 2)`, nearest first, repeated after 25."""
     offsets = [(row, column) for row in range(-2, 3) for column in range(-2, 3)]
     offsets.sort(key=lambda d: (d[0] ** 2 + d[1] ** 2, abs(d[0]), -d[0], -d[1]))
     return torch.tensor([offsets[i % len(offsets)] for i in range(count)], dtype=torch.float32).view(-1, 2)

@@ -1,4 +1,4 @@
-"""Decay: attention falls by a factor gamma with every step between two patches.
+"""Decay: attention weights fall by a factor gamma with every step between two patches.
 
     attention * gamma_h^|d|_1   that is   B_h(d) = |d|_1 log(gamma_h),   gamma_h = 1 - 2^(-5 - h)
 
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior, Values, given_values, widen
+from vicinal.priors.base import Prior, Values, initial_values
+from vicinal.priors.full_precision import widen
 
 __all__ = ["Decay"]
 
@@ -20,7 +21,7 @@ class Decay(Prior):
 
     Args:
         gamma: decay in (0, 1], a number or one per head; by default 1 - 2^(-5 - head), as in RetNet.
-        learnable: learn gamma, one parameter per head; it stays in (0, 1).
+        learnable: learn gamma, one parameter per head, which stays in (0, 1).
     """
 
     rate: Tensor
@@ -40,11 +41,11 @@ class Decay(Prior):
         if gamma is None:
             step = -torch.log1p(-torch.exp2(-5.0 - torch.arange(heads)))
         else:
-            start = given_values("decay", "gamma", gamma, (heads,))
+            start = initial_values("decay", "gamma", gamma, (heads,))
             if not bool(((start > 0) & (start <= 1)).all()):
-                raise VicinalError(f"decay needs gamma in (0, 1], given {start.tolist()}")
+                raise VicinalError(f"decay: gamma must be in (0, 1], got {start.tolist()}")
             step = -start.log()
-        rate = step.log()  # -log(gamma) is positive, so its logarithm is free to move
+        rate = step.log()  # the logarithm of -log(gamma) > 0 is unconstrained
         if learnable:
             self.rate = nn.Parameter(rate)
         else:
@@ -52,7 +53,7 @@ class Decay(Prior):
 
     @property
     def gamma(self) -> Tensor:
-        """Decay per step: `(heads,)`."""
+        """Decay per step, `(heads,)`."""
         return torch.exp(-torch.exp(widen(self.rate)))
 
     def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class Decay(Prior):
             self.rate.sub_(torch.tensor(self.grid.side / before.side).log().to(self.rate.device))
 
     def extra_repr(self) -> str:
-        """Heads, grid and whether gamma is learned."""
+        """Returns heads, grid and whether gamma is learned, for `print(model)`."""
         return f"{super().extra_repr()}, learnable={self.learnable}"
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior, ScaleBias, flat_parameter, widen
+from vicinal.priors.base import Prior, ScaleBias, flat_parameter
+from vicinal.priors.full_precision import widen
 
 __all__ = ["Elementwise"]
 
@@ -21,7 +22,7 @@ class Elementwise(Prior):
     """Multiplies by a free number per pair of patches (ELM).
 
     Args:
-        init: `identity` starts at ones; `paper` at zeros, where no gradient reaches Q and K in the first step.
+        init: `identity` starts at ones; `paper` at zeros, where Q and K get no gradient in the first step.
         share_heads: one mask for all heads, as in the paper; else one per head.
     """
 
@@ -44,32 +45,32 @@ class Elementwise(Prior):
 
     @property
     def mask(self) -> Tensor:
-        """The learned mask: `(heads, patches, patches)`."""
+        """The learned mask, `(heads, patches, patches)`."""
         return self.scale().expand(self.heads, -1, -1)
 
     def scale(self) -> Tensor:
-        """M(i, j): `(heads or 1, patches, patches)`."""
+        """Returns M(i, j), `(heads or 1, patches, patches)`."""
         return widen(self.flat_mask).view(-1, self.grid.patches, self.grid.patches)
 
     def _on_grid(self, grid: Grid) -> ScaleBias:
-        return _stretched(self.scale(), self.grid, grid), None
+        return _interpolate(self.scale(), self.grid, grid), None
 
     def _carry(self, before: Grid, rescale: bool) -> None:
-        mask = _stretched(self.flat_mask.view(-1, before.patches, before.patches), before, self.grid)
+        mask = _interpolate(self.flat_mask.view(-1, before.patches, before.patches), before, self.grid)
         self.flat_mask = flat_parameter(mask, self.flat_mask.requires_grad)
 
     def extra_repr(self) -> str:
-        """Heads, grid and sharing."""
+        """Returns heads, grid and sharing, for `print(model)`."""
         return f"{super().extra_repr()}, share_heads={self.share_heads}"
 
 
-def _stretched(mask: Tensor, before: Grid, grid: Grid) -> Tensor:
-    """Returns a mask over pairs of patches of one grid, stretched to another: `(heads or 1, patches, patches)`."""
-    # Stretch the picture that every query sees, then, from every key's side, the picture of its queries.
+def _interpolate(mask: Tensor, before: Grid, grid: Grid) -> Tensor:
+    """Returns a mask over pairs of patches, interpolated to another grid, `(heads or 1, patches, patches)`."""
+    # Interpolates over the keys of every query, then, on the transpose, over the queries of every key.
     old, new = (before.height, before.width), (grid.height, grid.width)
     for _ in range(2):
-        picture = F.interpolate(mask.reshape(*mask.shape[:2], *old), size=new, mode="bilinear", align_corners=True)
-        mask = picture.flatten(2).mT
+        maps = F.interpolate(mask.reshape(*mask.shape[:2], *old), size=new, mode="bilinear", align_corners=True)
+        mask = maps.flatten(2).mT
     return mask
 
 

@@ -42,7 +42,7 @@ def _value_at(prior: "Prior", which: str, rows: Tensor, columns: Tensor) -> Tens
     if which not in prior.without_formula:
         return formula(rows, columns)  # type: ignore[no-any-return]
     count = len(rows)
-    # One more offset than asked for, if the shape of the result would not tell it from the prior's own table.
+    # One more offset than needed if the result would have the shape of the prior's own table.
     if (count, 1) == prior.grid.table_shape:
         rows, columns = torch.cat([rows, rows[:1]]), torch.cat([columns, columns[:1]])
     values = _on_copy(prior, which, _OffsetGrid(prior.grid.height, prior.grid.width, 0, rows, columns))
@@ -113,14 +113,14 @@ class _OffsetGrid(Grid):
         return self.rows.to(device, dtype or torch.float32), self.columns.to(device, dtype or torch.float32)
 
     def coordinates(self, device: torch.device | None = None) -> Tensor:
-        """Raises: offsets have no patches."""
-        raise VicinalError("offsets have no coordinates of patches")
+        """Raises VicinalError: offsets have no patches."""
+        raise VicinalError("a grid of given offsets has no coordinates of patches")
 
 
 def table_stretch(prior: "Prior", grid: Grid) -> tuple[float, float]:
     """Returns by how much offsets of a grid shrink, along rows and columns, to those of a prior's free table.
 
-    The outermost offsets of both grids meet. 1 for a prior that is no free table: widths stay in patches.
+    The outermost offsets of both grids meet. 1 for a prior without a free table: widths stay in patches.
     """
     if not prior.free_table:
         return 1.0, 1.0

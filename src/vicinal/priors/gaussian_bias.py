@@ -3,14 +3,15 @@
     B(d) = A^2 exp(-|d|^2 / (2 sigma^2))
 
 Kim et al., "Understanding Gaussian Attention Bias of Vision Transformers Using Effective Receptive Fields",
-arXiv:2305.04722. There is no constant term, because softmax ignores one.
+arXiv:2305.04722. A constant term would cancel in the softmax.
 """
 
 import torch
 from torch import Tensor
 
 from vicinal.grid import Grid
-from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, given_values, widen
+from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, initial_values
+from vicinal.priors.full_precision import widen
 
 __all__ = ["GaussianBias"]
 
@@ -20,9 +21,9 @@ class GaussianBias(Prior):
 
     Args:
         share_heads: one Gaussian for all heads, the paper's choice; else one per head.
-        sigma: starting width in patches, a number or one per head; by default 0.35 of the grid's side, where the
-            learned biases of the paper's Table 1 lie.
-        amplitude: starting A, a number or one per head.
+        sigma: initial width in patches, a number or one per head; by default 0.35 of the grid's side, as the learned
+            biases in the paper's Table 1.
+        amplitude: initial A, a number or one per head.
     """
 
     def __init__(
@@ -40,17 +41,17 @@ class GaussianBias(Prior):
         self.share_heads = share_heads
         shape = (1 if share_heads else heads,)
         start = 0.35 * grid.side if sigma is None else sigma
-        self.flat_sigma = flat_parameter(given_values("gab", "sigma", start, shape))
-        self.flat_amplitude = flat_parameter(given_values("gab", "amplitude", amplitude, shape))
+        self.flat_sigma = flat_parameter(initial_values("gab", "sigma", start, shape))
+        self.flat_amplitude = flat_parameter(initial_values("gab", "amplitude", amplitude, shape))
 
     @property
     def sigma(self) -> Tensor:
-        """Widths in patches: `(heads,)`."""
+        """Widths in patches, `(heads,)`."""
         return widen(self.flat_sigma).expand(self.heads)
 
     @property
     def amplitude(self) -> Tensor:
-        """Amplitudes A: `(heads,)`."""
+        """Amplitudes A, `(heads,)`."""
         return widen(self.flat_amplitude).expand(self.heads)
 
     def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ class GaussianBias(Prior):
             self.flat_sigma.mul_(self.grid.side / before.side)
 
     def extra_repr(self) -> str:
-        """Heads, grid and sharing."""
+        """Returns heads, grid and sharing, for `print(model)`."""
         return f"{super().extra_repr()}, share_heads={self.share_heads}"
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
-from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, given_values, widen
+from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, initial_values
+from vicinal.priors.full_precision import widen
 
 __all__ = ["GaussianMixture"]
 
@@ -23,13 +24,13 @@ class GaussianMixture(Prior):
 
     Args:
         kernels: number of Gaussians K; 2 K parameters per head.
-        init: `identity` starts at M = 1, so that a trained model is unchanged: c = 1, alpha = 0, widths spread
+        init: `identity` starts at M = 1, which leaves a trained model unchanged: c = 1, alpha = 0, widths spaced
             geometrically from half a patch to the grid. `paper` draws sigma ~ N(10, 10^2) and alpha ~ N(0, 2^2).
-            `spread` takes the spread widths and draws alpha ~ N(1, 0.5^2).
+            `spread` uses the widths of `identity` and draws alpha ~ N(1, 0.5^2).
         share_heads: one mask for all heads.
-        sigma: starting widths in patches, instead of init's: a number, one per kernel, or `(kernels, heads)`.
-        alpha: starting amplitudes, instead of init's; shapes as for sigma.
-        constant: c, which is not learned; by default 1 if alpha starts from `identity`, else 0.
+        sigma: initial widths in patches, in place of those of `init`: a number, one per kernel, or `(kernels, heads)`.
+        alpha: initial amplitudes, in place of those of `init`; shapes as for sigma.
+        constant: c, not learned; by default 1 for `identity` without `alpha`, else 0.
     """
 
     def __init__(
@@ -48,30 +49,30 @@ class GaussianMixture(Prior):
     ) -> None:
         super().__init__(heads, grid, layer, depth)
         if kernels < 1:
-            raise VicinalError(f"gmm needs kernels >= 1, given {kernels}")
+            raise VicinalError(f"gmm: kernels must be >= 1, got {kernels}")
         self.kernels, self.init, self.share_heads = kernels, init, share_heads
         shape = (kernels, 1 if share_heads else heads)
         drawn_sigma, drawn_alpha = _draw(init, shape, grid)
-        self.flat_sigma = flat_parameter(drawn_sigma if sigma is None else given_values("gmm", "sigma", sigma, shape))
-        self.flat_alpha = flat_parameter(drawn_alpha if alpha is None else given_values("gmm", "alpha", alpha, shape))
+        self.flat_sigma = flat_parameter(drawn_sigma if sigma is None else initial_values("gmm", "sigma", sigma, shape))
+        self.flat_alpha = flat_parameter(drawn_alpha if alpha is None else initial_values("gmm", "alpha", alpha, shape))
         starts_at_one = init == "identity" and alpha is None
         self.constant = float(starts_at_one) if constant is None else constant
 
     @property
     def sigma(self) -> Tensor:
-        """Widths in patches: `(kernels, heads)`."""
+        """Widths in patches, `(kernels, heads)`."""
         return widen(self.flat_sigma).view(self.kernels, -1).expand(-1, self.heads)
 
     @property
     def alpha(self) -> Tensor:
-        """Amplitudes: `(kernels, heads)`."""
+        """Amplitudes, `(kernels, heads)`."""
         return widen(self.flat_alpha).view(self.kernels, -1).expand(-1, self.heads)
 
     def scale_at(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Returns M(d), `(heads, *shape)`."""
         alpha = self.alpha[..., None, None]
-        # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns, and over a
-        # grid's offsets no table per kernel is formed. The exponent is complete before exp: nothing underflows early.
+        # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns, and einsum
+        # sums over kernels without a table per kernel. The rate is part of the exponents: exp does not underflow early.
         rate = -0.5 / (self.sigma.square() + EPSILON)[..., None, None]
         over_rows, over_columns = torch.exp(rate * rows.square()), torch.exp(rate * columns.square())
         if rows.shape[1] == 1 and columns.shape[0] == 1:
@@ -83,11 +84,12 @@ class GaussianMixture(Prior):
             self.flat_sigma.mul_(self.grid.side / before.side)
 
     def extra_repr(self) -> str:
-        """Heads, grid, kernels and the constant."""
+        """Returns heads, grid, kernels and the constant, for `print(model)`."""
         return f"{super().extra_repr()}, kernels={self.kernels}, constant={self.constant:g}"
 
 
 def _draw(init: str, shape: tuple[int, int], grid: Grid) -> tuple[Tensor, Tensor]:
+    """Returns initial widths and amplitudes, `(kernels, heads)` each."""
     if init == "paper":
         return 10 + 10 * torch.randn(shape), 2 * torch.randn(shape)
     narrow, wide, kernels = math.log(0.5), math.log(max(grid.height, grid.width)), shape[0]

@@ -1,4 +1,4 @@
-"""None: attention as it is, the arm that every comparison needs."""
+"""The `none` prior: unmodified attention, for baselines."""
 
 from vicinal.priors.base import Prior
 
@@ -6,7 +6,7 @@ __all__ = ["NoPrior"]
 
 
 class NoPrior(Prior):
-    """Changes nothing."""
+    """Leaves attention unmodified."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw priors: what each head multiplies logits or attention by, at each offset."""
+"""Plots of priors: the factor of the logits or of the attention weights, per head and offset."""
 
 import argparse
 from collections.abc import Mapping
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_priors", "example_priors", "main"]
 
-# Spec and layer of what the demo page shows, started so that there is something to see: at their default `identity`
-# most priors are blank, which is the point of it.
+# Layer by spec. Most priors are constant with their default init `identity`, so these use another one.
 EXAMPLES = {
     "gmm:init=spread": 0,
     "elm": 0,
@@ -35,7 +34,7 @@ EXAMPLES = {
 
 
 def example_priors(*, heads: int, grid: Grid, seed: int = 0) -> dict[str, Prior]:
-    """Every built-in prior with a title, ready for `draw_priors`."""
+    """Returns every built-in prior by title, as `draw_priors` takes them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return {
@@ -45,11 +44,17 @@ def example_priors(*, heads: int, grid: Grid, seed: int = 0) -> dict[str, Prior]
 
 
 def draw_priors(priors: Mapping[str, Prior], path: str | Path) -> Path:
-    """Draw priors into an image file: a row for each, or two if it multiplies and adds; a picture per head.
+    """Draws priors into an image file: one row per prior, two if it multiplies and adds, and one plot per head.
 
     Args:
-        priors: by title; all of the same number of heads.
-        path: the file to write; its ending chooses the format.
+        priors: by title, all with the same number of heads.
+        path: file to write; its extension determines the format.
+
+    Returns:
+        The path.
+
+    Raises:
+        VicinalError: the folder does not exist, or the format is unknown.
     """
     from matplotlib.figure import Figure
 
@@ -57,10 +62,10 @@ def draw_priors(priors: Mapping[str, Prior], path: str | Path) -> Path:
     if not path.parent.is_dir():
         raise VicinalError(f"cannot write {path}: there is no folder {path.parent}")
     rows = [row for title, prior in priors.items() for row in _rows(title, prior)]
-    heads = max(len(pictures) for _, pictures in rows)
+    heads = max(len(factors) for _, factors in rows)
     figure = Figure(figsize=(1.4 * heads + 2.6, 1.75 * len(rows) + 0.5), layout="constrained")
-    for (label, pictures), line in zip(rows, figure.subplots(len(rows), heads, squeeze=False), strict=True):
-        _draw_row(figure, list(line), label, pictures)
+    for (label, factors), line in zip(rows, figure.subplots(len(rows), heads, squeeze=False), strict=True):
+        _draw_row(figure, list(line), label, factors)
     for head, axes in enumerate(figure.axes[:heads]):
         axes.set_title(f"head {head + 1}", fontsize=8)
     try:
@@ -71,7 +76,7 @@ def draw_priors(priors: Mapping[str, Prior], path: str | Path) -> Path:
 
 
 def _rows(title: str, prior: Prior) -> list[tuple[str, Tensor]]:
-    """Label and pictures, `(heads, rows, columns)`, of what a prior does: 1 changes nothing."""
+    """Returns labels and factors, `(heads, rows, columns)`, of a prior; a factor of 1 changes nothing."""
     scale, bias = prior.values()
     found = []
     if scale is not None:
@@ -80,7 +85,7 @@ def _rows(title: str, prior: Prior) -> list[tuple[str, Tensor]]:
         found.append(("attention times", bias.exp()))  # adding b to a logit multiplies its weight by exp(b)
     if not found:
         found.append(("changes nothing", torch.ones(prior.heads, *prior.grid.table_shape)))
-    where = "" if prior.per_offset else "\n(centre query)"
+    where = "" if prior.per_offset else "\n(center query)"
     return [
         (
             f"{title.replace(':', ':' + chr(10))}\n{verb}{where}",
@@ -90,19 +95,17 @@ def _rows(title: str, prior: Prior) -> list[tuple[str, Tensor]]:
     ]
 
 
-def _draw_row(figure: "Figure", line: list["Axes"], label: str, pictures: Tensor) -> None:
-    low, high = float(pictures.min()), float(pictures.max())
+def _draw_row(figure: "Figure", line: list["Axes"], label: str, factors: Tensor) -> None:
+    low, high = float(factors.min()), float(factors.max())
     if low < 1 < high or low == high:
         reach = max(high - 1, 1 - low) or 1.0
         limits, colors = (1 - reach, 1 + reach), "RdBu_r"  # white changes nothing
     else:
         limits, colors = (low, high), "viridis"
-    half_height, half_width = pictures.shape[1] / 2, pictures.shape[2] / 2
+    half_height, half_width = factors.shape[1] / 2, factors.shape[2] / 2
     extent = (-half_width, half_width, half_height, -half_height)  # offsets from the query, in patches
     for head, axes in enumerate(line):
-        image = axes.imshow(
-            pictures[head].numpy(force=True), vmin=limits[0], vmax=limits[1], cmap=colors, extent=extent
-        )
+        image = axes.imshow(factors[head].numpy(force=True), vmin=limits[0], vmax=limits[1], cmap=colors, extent=extent)
         axes.tick_params(labelsize=6)
         if head:
             axes.set_yticklabels([])
@@ -112,15 +115,15 @@ def _draw_row(figure: "Figure", line: list["Axes"], label: str, pictures: Tensor
 
 
 def _from_center(values: Tensor, grid: Grid) -> Tensor:
-    """What the patch in the middle sees: `(heads, patches, patches)` give `(heads, height, width)`."""
+    """Returns the values of the center query, `(heads, height, width)`, of `(heads, patches, patches)`."""
     center = (grid.height // 2) * grid.width + grid.width // 2
     return values[:, center].view(-1, grid.height, grid.width)
 
 
 def main(spec: str | None = None) -> None:
-    """What `python -m vicinal.priors.<file>` runs: draw one prior, or all, into a PNG."""
+    """Draws one prior, or all, into a PNG file; the entry point of `python -m vicinal.priors.FILE`."""
     name = spec.split(":")[0] if spec else "all"
-    parser = argparse.ArgumentParser(description=f"Draw {spec or 'every prior'} as it starts.")
+    parser = argparse.ArgumentParser(description=f"Draw {spec or 'every prior'} with initial parameters.")
     parser.add_argument("--out", type=Path, default=Path(f"prior-{name}.png"), help="file to write (%(default)s)")
     parser.add_argument("--heads", type=int, default=6, help="number of heads (%(default)s)")
     parser.add_argument("--grid", type=int, nargs=2, default=(8, 8), metavar=("HEIGHT", "WIDTH"), help="patches (8 8)")

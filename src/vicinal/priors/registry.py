@@ -1,35 +1,27 @@
-"""From a name or a line of text to a prior: `gmm:kernels=3,init=spread+gab`.
+"""The registry of priors: register, list, and build from a spec such as `gmm:kernels=3,init=spread+gab`."""
 
-The grammar, the same in Python, YAML and an unquoted shell word:
-
-    spec   = prior [ "+" prior ]...
-    prior  = name [ ":" option "=" value [ "," option "=" value ]... ]
-    value  = a number, true, false, none, a word, or numbers joined by "/"
-"""
-
-import contextlib
 import importlib
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior
+from vicinal.priors.spec import NAME, convert_value, current_options, current_spec, parse_spec
 
 __all__ = ["Option", "build_prior", "get_prior", "list_priors", "prior_options", "register_prior"]
 
-# A prior's file is imported when the prior is first asked for, so each can also be run with `python -m`.
+# Imported on first use, so that each file can also run with `python -m`.
 _BUILTIN = {
     "gmm": "gaussian_mixture.GaussianMixture",
     "elm": "elementwise.Elementwise",
     "gab": "gaussian_bias.GaussianBias",
-    "rpe": "relative_bias.RelativeTable",
-    "rpe-mlp": "relative_bias_mlp.RelativeMlp",
+    "rpe": "relative_bias.RelativeBias",
+    "rpe-mlp": "relative_bias_mlp.RelativeBiasMlp",
     "decay": "decay.Decay",
     "conv": "convolution.Convolution",
     "none": "none.NoPrior",
@@ -41,27 +33,36 @@ PriorClass = TypeVar("PriorClass", bound=type[Prior])
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a prior: its name, the type it takes and its default."""
+    """An option of a prior."""
 
     name: str
     type: Any
+    """Type of its values, as annotated."""
     default: Any
 
 
 def register_prior(name: str) -> Callable[[PriorClass], PriorClass]:
-    """Class decorator: make a `Prior` available to `build_prior` under `name`.
+    """Returns a class decorator that makes a `Prior` available to `build_prior` under `name`.
 
-    Its options are the keyword-only arguments of its `__init__`; see `Prior` for an example.
+    The options of the prior are the keyword-only arguments of its `__init__`; see `Prior` for an example.
 
     >>> import vicinal
     >>> @vicinal.register_prior("nothing")
     ... class Nothing(vicinal.Prior):
-    ...     "Leaves attention as it is."
+    ...     "Leaves attention unchanged."
     >>> "nothing" in vicinal.list_priors()
     True
+
+    Args:
+        name: letters, digits, `-` and `_`, starting with a letter.
+
+    Raises:
+        VicinalError: the name is malformed, or another prior has it.
     """
-    if not re.fullmatch(_NAME, name):
-        raise VicinalError(f"a prior's name is letters, digits, '-' and '_', starting with a letter; given {name!r}")
+    if not re.fullmatch(NAME, name):
+        raise VicinalError(
+            f"the name of a prior must be letters, digits, '-' and '_', starting with a letter, got {name!r}"
+        )
 
     def register(cls: PriorClass) -> PriorClass:
         known = _registered.get(name)
@@ -75,7 +76,7 @@ def register_prior(name: str) -> Callable[[PriorClass], PriorClass]:
 
 
 def list_priors() -> list[str]:
-    """Names of all priors, the built-in ones first.
+    """Returns the names of all priors, the built-in ones first.
 
     >>> import vicinal
     >>> vicinal.list_priors()[:3]
@@ -85,17 +86,25 @@ def list_priors() -> list[str]:
 
 
 def get_prior(name: str) -> type[Prior]:
-    """The class behind a prior's name."""
+    """Returns the class of a prior.
+
+    Raises:
+        VicinalError: the name is unknown.
+    """
     if name in _registered:
         return _registered[name]
     if name not in _BUILTIN:
-        raise unknown("prior", name, list_priors())
+        raise unknown_name("prior", name, list_priors())
     module, cls = _BUILTIN[name].split(".")
     return typing.cast("type[Prior]", getattr(importlib.import_module(f"vicinal.priors.{module}"), cls))
 
 
 def prior_options(name: str) -> list[Option]:
-    """The options that a prior takes."""
+    """Returns the options of a prior.
+
+    Raises:
+        VicinalError: the name is unknown.
+    """
     init = get_prior(name).__init__
     hints = typing.get_type_hints(init)
     return [
@@ -106,7 +115,7 @@ def prior_options(name: str) -> list[Option]:
 
 
 def build_prior(spec: str, *, heads: int, grid: Grid, layer: int = 0, depth: int = 1, **options: Any) -> Prior:
-    """Build a prior from its spec.
+    """Returns a new prior.
 
     >>> import vicinal
     >>> prior = vicinal.build_prior("gmm:kernels=3,init=spread+gab", heads=6, grid=vicinal.Grid(8, 8, prefix=1))
@@ -116,111 +125,43 @@ def build_prior(spec: str, *, heads: int, grid: Grid, layer: int = 0, depth: int
 
     Args:
         spec: `name`, `name:option=value,...`, or several of them joined by `+`.
-        heads: attention heads.
-        grid: where the tokens sit.
+        heads: number of attention heads.
+        grid: layout of the tokens.
         layer: index of the attention layer, from 0.
         depth: number of attention layers in the model.
         options: further options of a single prior, as Python values.
-    """
-    from vicinal.priors.composition import Composition  # it is a prior itself
 
-    parts = _parse(spec)
+    Raises:
+        VicinalError: the spec is malformed, or a name or a value is unknown.
+    """
+    from vicinal.priors.composition import Composition  # is a prior itself
+
+    spec = current_spec(spec, warn=True)
+    parts = parse_spec(spec)
     if options and len(parts) > 1:
         raise VicinalError(f"{spec!r} names {len(parts)} priors; write the options {sorted(options)} inside the spec")
+    options = current_options(parts[0].name, options, warn=True)
     built = []
-    for name, written in parts:
-        if twice := sorted(written.keys() & options.keys()):
-            raise VicinalError(f"option {twice[0]!r} of {name!r} is given in the spec and as an argument; give it once")
-        chosen = _convert_options(name, {**written, **options})
-        built.append(get_prior(name)(heads, grid, layer, depth, **chosen))
+    for part in parts:
+        if twice := sorted(part.options.keys() & options.keys()):
+            raise VicinalError(
+                f"option {twice[0]!r} of {part.name!r} is given in the spec and as an argument; give it once"
+            )
+        converted = _convert_options(part.name, {**part.options, **options})
+        built.append(get_prior(part.name)(heads, grid, layer, depth, **converted))
     prior = built[0] if len(built) == 1 else Composition(built)
     prior.spec, prior.spec_options = spec, options
     return prior
 
 
-_NAME = r"[A-Za-z][\w-]*"
-_PART = re.compile(rf"(?P<name>{_NAME})(?::(?P<options>.+))?")
-_OPTION = re.compile(r"(?P<key>[A-Za-z]\w*)=(?P<value>[^=]+)")
-
-
-def _parse(spec: str) -> list[tuple[str, dict[str, str]]]:
-    def malformed(what: str) -> VicinalError:
-        return VicinalError(f"malformed prior {spec!r}: {what}; expected name:option=value,option=value+name")
-
-    if not isinstance(spec, str):
-        raise VicinalError(f"a prior is named by a text such as 'gmm:kernels=3', given {spec!r}")
-    parts = []
-    for text in re.split(r"\+(?=[A-Za-z]|$)", spec.strip()):  # the + of 1e+3 is no separator
-        part = _PART.fullmatch(text)
-        if part is None:
-            raise malformed(f"cannot read {text!r}" if text else "a name is missing")
-        options: dict[str, str] = {}
-        for item in part["options"].split(",") if part["options"] else []:
-            option = _OPTION.fullmatch(item)
-            if option is None:
-                raise malformed(f"cannot read option {item!r}")
-            if option["key"] in options:
-                raise malformed(f"option {option['key']!r} is given twice")
-            options[option["key"]] = option["value"]
-        parts.append((part["name"], options))
-    return parts
-
-
-def _convert_options(name: str, given: dict[str, Any]) -> dict[str, Any]:
+def _convert_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
     known = {option.name: option for option in prior_options(name)}
     converted = {}
-    for key, value in given.items():
+    for key, value in options.items():
         if key not in known:
-            raise unknown(f"option of prior {name!r}:", key, known)
+            raise unknown_name(f"option of prior {name!r}:", key, known)
         try:
-            converted[key] = _convert(value, known[key].type)
+            converted[key] = convert_value(value, known[key].type)
         except ValueError as error:
-            raise VicinalError(f"option {key!r} of prior {name!r} takes {error}, given {value!r}") from None
+            raise VicinalError(f"option {key!r} of prior {name!r} must be {error}, got {value!r}") from None
     return converted
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """`value`, maybe a text, as the type `kind`; a ValueError says what was expected."""
-    for member in _members(kind):
-        with contextlib.suppress(ValueError):
-            return _convert_member(value, member)
-    raise ValueError(describe_type(kind))
-
-
-def _convert_member(value: Any, kind: Any) -> Any:
-    text = value if isinstance(value, str) else None
-    if kind is bool:
-        if text and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if isinstance(value, bool):
-            return value
-    elif kind is types.NoneType:
-        if value is None or (text and text.lower() == "none"):
-            return None
-    elif kind in (int, float):
-        if text or (isinstance(value, (int, kind)) and not isinstance(value, bool)):
-            return kind(value)
-    elif typing.get_origin(kind) is Literal:
-        if value in typing.get_args(kind):
-            return value
-    elif text is None or kind in (str, Any):
-        return value  # numbers in a sequence or a tensor: the prior knows the shape they must have
-    elif "/" in text:
-        return [float(number) for number in text.split("/")]
-    raise ValueError(describe_type(kind))
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-
-
-def describe_type(kind: Any) -> str:
-    """What an option takes, in words."""
-    words = {int: "a whole number", float: "a number", bool: "true|false", str: "a word", types.NoneType: "none"}
-    described = (
-        "|".join(map(str, typing.get_args(member)))
-        if typing.get_origin(member) is Literal
-        else words.get(member, "numbers joined by '/'")
-        for member in _members(kind)
-    )
-    return " or ".join(dict.fromkeys(described))

@@ -1,6 +1,6 @@
-"""RPE, the relative position bias: a free number per head and offset is added to the logits.
+"""RPE, the relative position bias: a learned number per head and offset is added to the logits.
 
-    B_h(d) = any (2h-1) x (2w-1) table
+    B_h(d) = a free (2h-1) x (2w-1) table
 
 Shaw et al., arXiv:1803.02155, in the two-dimensional form of Swin, arXiv:2103.14030.
 """
@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior, flat_parameter, widen
+from vicinal.priors.base import Prior, flat_parameter
 from vicinal.priors.formula import interpolate_table
+from vicinal.priors.full_precision import widen
 
-__all__ = ["RelativeTable", "stretch_table"]
+__all__ = ["RelativeBias", "stretch_flat_table", "stretch_table"]
 
 
-class RelativeTable(Prior):
-    """Adds a free number per offset (relative position bias).
+class RelativeBias(Prior):
+    """Adds a learned number per offset (relative position bias).
 
     Args:
         init: `identity` starts at zero; `normal` at N(0, 0.02^2), as in Swin.
@@ -56,14 +57,23 @@ class RelativeTable(Prior):
         self.flat_bias = flat_parameter(stretched, self.flat_bias.requires_grad)
 
     def extra_repr(self) -> str:
-        """Heads, grid and sharing."""
+        """Returns heads, grid and sharing, for `print(model)`."""
         return f"{super().extra_repr()}, share_heads={self.share_heads}"
 
 
 def stretch_table(table: Tensor, grid: Grid) -> Tensor:
-    """A table over the offsets of one grid, `(heads, 2h-1, 2w-1)`, stretched to those of another."""
-    # Both tables have offset (0, 0) in their centre, and aligned corners keep it there.
+    """Returns a table over offsets, `(heads, 2h-1, 2w-1)`, interpolated to the offsets of another grid."""
+    # align_corners keeps offset (0, 0) in the center of the table.
     return F.interpolate(table[None], size=grid.table_shape, mode="bilinear", align_corners=True)[0]
+
+
+def stretch_flat_table(table: Tensor, before: Grid, after: Grid) -> Tensor:
+    """Returns a table over offsets in timm's layout, `(offsets, heads)`, interpolated to another grid.
+
+    timm's own interpolation takes square windows only.
+    """
+    stretched = stretch_table(table.t().reshape(-1, *before.table_shape), after)
+    return stretched.flatten(1).t().contiguous()
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""RPE-MLP, the continuous relative position bias: a small network of the offset is added to the logits.
+"""RPE-MLP, the continuous relative position bias: a small MLP of the offset is added to the logits.
 
     B_h(d) = W2 relu(W1 u(d) + b1),   u(d) = sign(d) log2(1 + |d|) / 3   for each axis
 
-Liu et al., "Swin Transformer V2", arXiv:2111.09883. Offsets enter in patches, so the network carries to other grids.
+Liu et al., "Swin Transformer V2", arXiv:2111.09883. Offsets are in patches, so the MLP serves other grids too.
 """
 
 from typing import Literal
@@ -13,13 +13,14 @@ from torch.nn import functional as F
 
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
-from vicinal.priors.base import Prior, widen
+from vicinal.priors.base import Prior
+from vicinal.priors.full_precision import widen
 
-__all__ = ["RelativeMlp"]
+__all__ = ["RelativeBiasMlp"]
 
 
-class RelativeMlp(Prior):
-    """Adds a small network of the offset (continuous relative position bias).
+class RelativeBiasMlp(Prior):
+    """Adds a small MLP of the offset (continuous relative position bias).
 
     Args:
         hidden: width of the hidden layer; `hidden (3 + heads)` parameters.
@@ -40,12 +41,12 @@ class RelativeMlp(Prior):
     ) -> None:
         super().__init__(heads, grid, layer, depth)
         if hidden < 1:
-            raise VicinalError(f"rpe-mlp needs hidden >= 1, given {hidden}")
+            raise VicinalError(f"rpe-mlp: hidden must be >= 1, got {hidden}")
         self.hidden, self.init = hidden, init
         self.inner = nn.Linear(2, hidden)
         self.outer = nn.Linear(hidden, heads, bias=False)
         nn.init.normal_(self.outer.weight, std=0.0 if init == "identity" else 0.02)
-        # Patches of this grid in one patch of the grid that the network was trained on, along rows and columns.
+        # Size of a patch of the grid that the MLP was trained on, in patches of this grid, along rows and columns.
         self.register_buffer("stretch", torch.ones(2))
 
     def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class RelativeMlp(Prior):
             self.stretch.mul_(torch.tensor(ratio, device=self.stretch.device))
 
     def extra_repr(self) -> str:
-        """Heads, grid and hidden width."""
+        """Returns heads, grid and hidden width, for `print(model)`."""
         return f"{super().extra_repr()}, hidden={self.hidden}"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 
 import yaml
 
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
 __all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
@@ -167,7 +167,7 @@ class TrainConfig:
             VicinalError: if there is no field of that name, or a value cannot be used.
         """
         if wrong := set(changes) - _field_names():
-            raise unknown("field", sorted(wrong)[0], _field_names())
+            raise unknown_name("field", sorted(wrong)[0], _field_names())
         return replace(self, **changes)
 
     @property
@@ -206,6 +206,10 @@ class TrainConfig:
         if not isinstance(values, dict):
             raise VicinalError(f"{file} has no fields; expected lines such as 'model: vit'")
         name = values.pop("recipe", DEFAULT_RECIPE)
+        if isinstance(values.get("prior"), str):
+            from vicinal.priors.spec import current_spec
+
+            values["prior"] = current_spec(values["prior"])  # old files may have old spellings
         try:
             return recipe(name, **values)
         except VicinalError as error:
@@ -227,7 +231,7 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
         VicinalError: if there is no recipe or field of that name, or a value cannot be used.
     """
     if not isinstance(name, str) or name not in RECIPES:
-        raise unknown("recipe", str(name), RECIPES)
+        raise unknown_name("recipe", str(name), RECIPES)
     return TrainConfig().changed(**(RECIPES[name] | changes))
 
 
@@ -269,7 +273,7 @@ def _convert(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         if value in choices:
             return value
-        raise unknown(name, str(value), choices)
+        raise unknown_name(name, str(value), choices)
     for choice in choices:
         if get_origin(choice) is Literal and isinstance(value, str):
             return _convert(name, value, choice)

@@ -8,7 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 
-from vicinal.data import Images, Loader, Preprocessing, open_source, split
+from vicinal.data import Loader, Preprocessing, TransformedImages, open_dataset, split
 from vicinal.errors import VicinalError
 from vicinal.training.run_folder import Run
 from vicinal.training.setup import reset_accelerator
@@ -62,14 +62,14 @@ def evaluate_split(
     if batch_size < 1:
         raise VicinalError(f"batch_size must be a number of images, at least 1, got {batch_size}")
     config, model = run.config, run.model()
-    source = open_source(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
+    source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
     samples = getattr(split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed), name)
     if not len(samples):
         raise VicinalError(f"{run.folder} has no {name} images; it was trained with val_size 0")
     pretrained_cfg: Any = model.pretrained_cfg
     if source.class_names != pretrained_cfg["label_names"]:
         raise VicinalError(f"the classes of {config.dataset} are not those that {run.folder} was trained on")
-    images = Images(samples, Preprocessing.of_model(pretrained_cfg), cache_dir=config.cache_dir)
+    images = TransformedImages(samples, Preprocessing.of_model(pretrained_cfg), cache_dir=config.cache_dir)
     loader = Loader(images, batch_size=batch_size, shuffle=False)
     accelerator = reset_accelerator(device == "cpu")
     model.to(accelerator.device)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vicinal.errors import unknown
+from vicinal.errors import unknown_name
 from vicinal.priors.base import Prior
 from vicinal.training.config import ConfigError, TrainConfig
 
@@ -25,7 +25,7 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
         VicinalError: if timm has no optimizer of that name, or cannot create it.
     """
     if config.opt not in list_optimizers():
-        raise unknown("opt", config.opt, list_optimizers())
+        raise unknown_name("opt", config.opt, list_optimizers())
     try:
         optimizer: torch.optim.Optimizer = create_optimizer_v2(
             model,

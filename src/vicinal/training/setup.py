@@ -11,7 +11,16 @@ from torch import nn
 
 from vicinal.attachment import attach, get_priors
 from vicinal.attachment.attached_priors import priors_to_config
-from vicinal.data import Augmentation, Images, Loader, Preprocessing, Source, derive, open_source, split
+from vicinal.data import (
+    Augmentation,
+    ImageDataset,
+    Loader,
+    Preprocessing,
+    TransformedImages,
+    derive_seed,
+    open_dataset,
+    split,
+)
 from vicinal.data.rng import reseed
 from vicinal.mixing import Mixing, TransMix
 from vicinal.models import create_model, load
@@ -125,8 +134,8 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     """
     # The main process downloads and decodes; the others then read its cache.
     with accelerator.local_main_process_first():
-        source = open_source(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
-    seed_generators(derive(config.seed))
+        source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
+    seed_generators(derive_seed(config.seed))
     raw_model = _make_model(config, source)
     preprocessing = _make_preprocessing(config, source, raw_model)
     with accelerator.local_main_process_first():
@@ -170,7 +179,7 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
 
 
 def make_loaders(
-    config: TrainConfig, source: Source, preprocessing: Preprocessing, accelerator: Accelerator
+    config: TrainConfig, source: ImageDataset, preprocessing: Preprocessing, accelerator: Accelerator
 ) -> tuple[Loader, Loader, Loader]:
     """Returns the loaders of the training, validation and test images of this process.
 
@@ -183,11 +192,13 @@ def make_loaders(
     splits = split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed)
     augmentation = Augmentation(
         crop=config.crop,
-        flip=source.facts.flip if config.flip is None else config.flip,
-        auto_augment=source.facts.policy if config.auto_augment else None,
+        flip=source.info.flip if config.flip is None else config.flip,
+        auto_augment=source.info.policy if config.auto_augment else None,
         erasing=config.erasing,
     )
-    train_images = Images(splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir)
+    train_images = TransformedImages(
+        splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir
+    )
     world, on_gpu = accelerator.num_processes, accelerator.device.type == "cuda"
     workers = config.workers
     if workers is None:
@@ -202,7 +213,7 @@ def make_loaders(
     train = Loader(train_images, batch_size=config.batch_size, shuffle=True, seed=config.seed, **shared)
     val, test = (
         Loader(
-            Images(images, preprocessing, cache_dir=config.cache_dir),
+            TransformedImages(images, preprocessing, cache_dir=config.cache_dir),
             batch_size=max(1, config.batch_size // world // config.accumulate),
             shuffle=False,
             **shared,
@@ -212,12 +223,12 @@ def make_loaders(
     return train, val, test
 
 
-def _make_model(config: TrainConfig, source: Source) -> nn.Module:
+def _make_model(config: TrainConfig, source: ImageDataset) -> nn.Module:
     if config.init_from is not None:
         return _load_model(config.init_from, config, source)
     size = config.img_size or None
     if size is None and not config.pretrained:
-        size = (source.facts.size,)
+        size = (source.info.size,)
     options = {} if config.patch_size is None else {"patch_size": config.patch_size}
     return create_model(
         config.model or DEFAULT_MODEL,
@@ -232,7 +243,7 @@ def _make_model(config: TrainConfig, source: Source) -> nn.Module:
     )
 
 
-def _load_model(path: str, config: TrainConfig, source: Source) -> nn.Module:
+def _load_model(path: str, config: TrainConfig, source: ImageDataset) -> nn.Module:
     """Returns the model of a finished run, or a saved model, with a new classifier head if the classes differ."""
     size = (config.img_size[0], config.img_size[-1]) if config.img_size else None
     saved: Any = load(model_folder(path), img_size=size)
@@ -251,7 +262,7 @@ def _load_model(path: str, config: TrainConfig, source: Source) -> nn.Module:
     return model
 
 
-def _make_preprocessing(config: TrainConfig, source: Source, model: nn.Module) -> Preprocessing:
+def _make_preprocessing(config: TrainConfig, source: ImageDataset, model: nn.Module) -> Preprocessing:
     """Returns the preprocessing of the initial weights if they were trained before, else that of the dataset."""
     pretrained_cfg: Any = model.pretrained_cfg
     of_model = Preprocessing.of_model(pretrained_cfg)
@@ -259,5 +270,5 @@ def _make_preprocessing(config: TrainConfig, source: Source, model: nn.Module) -
         return of_model
     height, width = of_model.height, of_model.width
     crop = 1.0 if max(height, width) <= MAX_UNCROPPED_SIZE else CROP_FRACTION
-    facts = source.facts
+    facts = source.info
     return Preprocessing(height, width, of_model.channels, facts.mean, facts.std, of_model.interpolation, crop)

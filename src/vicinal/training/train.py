@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.data import Loader, derive
+from vicinal.data import Loader, derive_seed
 from vicinal.errors import VicinalError
 from vicinal.files import write_json
 from vicinal.models import save
@@ -180,8 +180,8 @@ def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor
     state.schedule.step_update(step)
     images, labels = images.to(device, dtype, non_blocking=True), labels.to(device, non_blocking=True)
     rank = accelerator.process_index
-    batch = state.mixing(images, labels, derive(config.seed, step, rank, MIXING_STREAM))
-    seed_generators(derive(config.seed, step, rank, DROP_PATH_STREAM))
+    batch = state.mixing(images, labels, derive_seed(config.seed, step, rank, MIXING_STREAM))
+    seed_generators(derive_seed(config.seed, step, rank, DROP_PATH_STREAM))
     state.model.train()
     state.optimizer.zero_grad()
     total = torch.zeros((), device=device, dtype=dtype)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vicinal.analysis.attention_maps.layers import AttentionLayer
 from vicinal.analysis.attention_maps.query import Query, check_query, patch_in, query_in
 from vicinal.analysis.attention_maps.reader import attention_reader
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.layer_selection import Layers
 
 __all__ = ["AttentionMap", "attention_maps", "write_maps"]
@@ -153,7 +153,7 @@ def _heads(heads: Sequence[int] | int | str | None) -> list[int] | None:
     """Indices, or None for all."""
     if isinstance(heads, str):
         if heads != "mean":
-            raise unknown("heads", heads, ["mean"])
+            raise unknown_name("heads", heads, ["mean"])
         return None
     chosen = [heads] if isinstance(heads, int) else None if heads is None else list(heads)
     if chosen == []:

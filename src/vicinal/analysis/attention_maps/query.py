@@ -5,7 +5,7 @@ from typing import Any, Literal
 from torch import nn
 
 from vicinal.analysis.attention_maps.layers import AttentionLayer
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.patch_attention import classifies_by_token, has_class_token
 
 __all__ = ["Query", "check_query", "patch_in", "query_in"]
@@ -17,7 +17,7 @@ Query = Literal["class", "mean"] | tuple[int, int]
 def check_query(query: Any) -> None:
     """Raises VicinalError for what is not a query in any layer."""
     if isinstance(query, str) and query not in ("class", "mean"):
-        raise unknown("query", query, ("class", "mean"))
+        raise unknown_name("query", query, ("class", "mean"))
     patch = isinstance(query, tuple | list) and len(query) == 2 and all(isinstance(place, int) for place in query)
     if not (query is None or isinstance(query, str) or patch):
         raise VicinalError(f"query must be 'class', 'mean' or row and column of a patch, got {query!r}")

@@ -18,7 +18,7 @@ from vicinal.analysis.cost.saved_tensors import saved_bytes
 from vicinal.attachment import get_priors
 from vicinal.inspection.attention_observer import observe_attention
 from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, make_runner
-from vicinal.models.factory import backbone_of
+from vicinal.models.factory import find_backbone
 
 __all__ = ["Cost", "Published", "cost_of", "format_costs", "published"]
 
@@ -105,7 +105,7 @@ def cost_of(model: nn.Module, name: str, prior: str = "none", *, batch_size: int
         (layers_1, all_1), (layers_2, all_2) = (_macs(run, images) for images in (1, 2))
         model.train()
         two, four = (_activations(run, images) for images in (2, 4))
-    backbone = backbone_of(name)
+    backbone = find_backbone(name)
     of_the_prior = [p for each in get_priors(model).values() for p in each.parameters() if p.requires_grad]
     return Cost(
         model=name,

@@ -15,7 +15,7 @@ from vicinal.analysis.gaussian_fit import ENOUGH, GaussianFit, fit_gaussian
 from vicinal.analysis.inputs import name_of
 from vicinal.analysis.learned_tables.tables import LayerTable, tables_of
 from vicinal.analysis.mixture_fit import MixtureFit, fit_mixtures
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.model_runner import ImageSize
 
 __all__ = ["FitReport", "FitRow", "fit_model"]
@@ -129,7 +129,7 @@ def fit_model(
         img_size: as for `tables_of`.
     """
     if view not in ("centre", "offsets"):
-        raise unknown("view", str(view), ("centre", "offsets"))
+        raise unknown_name("view", str(view), ("centre", "offsets"))
     if kernels is not None and (not isinstance(kernels, int) or kernels < 1):
         raise VicinalError(f"kernels is a whole number >= 1, given {kernels!r}")
     tables = tables_of(model, img_size=img_size)
@@ -153,7 +153,7 @@ def _chosen(names: list[str], layers: Sequence[int | str] | None) -> set[str]:
     for layer in layers:
         if isinstance(layer, str):
             if layer not in names:
-                raise unknown("layer", layer, names)
+                raise unknown_name("layer", layer, names)
             chosen.add(layer)
         elif -len(names) <= layer < len(names):
             chosen.add(names[layer])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vicinal.analysis.learned_tables.masks import Masks
 from vicinal.analysis.plot_sheet import Sheet, draw_sheets, same_heads
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.prior_history import PriorHistory
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def draw_mixture(masks: Masks, layer: int | str, part: str | None = None) -> "Fi
         )
     part = next(iter(chosen.mixtures)) if part is None else part
     if part not in chosen.mixtures:
-        raise unknown("part", part, chosen.mixtures)
+        raise unknown_name("part", part, chosen.mixtures)
     mixture = chosen.mixtures[part]
     kernels, heads = mixture.alpha.shape
     if same_heads(np.concatenate([mixture.alpha, mixture.sigma]).T):

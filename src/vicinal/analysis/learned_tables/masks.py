@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from vicinal.analysis.inputs import name_of
 from vicinal.attachment import get_priors
 from vicinal.cells import TokenLines
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.grid import Grid
 from vicinal.priors.base import EPSILON, Prior
 from vicinal.priors.gaussian_mixture import GaussianMixture
@@ -115,7 +115,7 @@ class Masks:
         names = [each.name for each in self.layers]
         if isinstance(layer, str):
             if layer not in names:
-                raise unknown("layer", layer, names)
+                raise unknown_name("layer", layer, names)
             return names.index(layer)
         if not -len(names) <= layer < len(names):
             raise VicinalError(f"unknown layer {layer}: {len(names)} layers have a prior, 0 to {len(names) - 1}")

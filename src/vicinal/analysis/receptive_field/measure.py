@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vicinal.analysis.inputs import in_batches, name_of
 from vicinal.analysis.receptive_field.position_change import Positions, changed_positions, is_rotary
 from vicinal.analysis.receptive_field.result import Mode, ReceptiveField
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.feature_maps import find_map
 from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, make_runner, uncompiled
 from vicinal.inspection.module_outputs import FeatureMap
@@ -66,7 +66,7 @@ def receptive_field(
     if not isinstance(model, nn.Module):
         raise VicinalError(f"receptive_field takes a torch.nn.Module, given {type(model).__name__}")
     if mode not in get_args(Mode):
-        raise unknown("mode", mode, get_args(Mode))
+        raise unknown_name("mode", mode, get_args(Mode))
     if not isinstance(batch_size, int) or batch_size < 1:
         raise VicinalError(f"batch_size is a whole number of images, at least 1; given {batch_size}")
     with (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.attachment.subclass import WithPrior
-from vicinal.errors import VicinalError, unknown
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.priors.registry import build_prior
 
 __all__ = ["Positions", "changed_positions", "is_rotary"]
@@ -57,7 +57,7 @@ def changed_positions(model: nn.Module, positions: Positions = "random", *, seed
     Yields the names of what was changed.
     """
     if positions not in get_args(Positions):
-        raise unknown("positions", positions, get_args(Positions))
+        raise unknown_name("positions", positions, get_args(Positions))
     if positions == "trained":
         yield []
         return

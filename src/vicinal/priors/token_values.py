@@ -1,6 +1,6 @@
-"""A prior where it acts: on a grid, or between queries and keys that have places of their own.
+"""The values of a prior over tokens: on a grid, or between queries and keys with positions of their own.
 
-`attend` takes a prior in these forms. Values over tokens are kept between calls in inference, for a few grids.
+`attend` takes a prior in these forms. In inference, values over tokens are cached for a few grids.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,15 +20,15 @@ __all__ = ["PriorOnGrid", "PriorOnPairs", "ScaleBias", "TokenCache", "TokenPairs
 ScaleBias = tuple[Tensor | None, Tensor | None]
 
 MAX_CACHED_VALUES = 2**20  # numbers of a prior over tokens
-MAX_CACHED_PLACES = 8  # grids, or sets of pairs, of each prior
-OFFSET_RESOLUTION = 2**16  # steps in a patch: offsets that are closer are the same
+MAX_CACHED_PLACES = 8  # grids or `TokenPairs` per prior
+OFFSET_RESOLUTION = 2**16  # steps per patch; offsets within a step are equal
 
 
 class TokenPairs:
     """The offsets between all queries and keys of an attention, each offset stored once.
 
     Args:
-        offsets: from query to key in patches, `(queries, keys, 2)`; NaN where a token of the pair has no place.
+        offsets: from query to key in patches, `(queries, keys, 2)`; NaN if a token of the pair has no position.
     """
 
     def __init__(self, offsets: Tensor) -> None:
@@ -39,7 +39,7 @@ class TokenPairs:
         self.offsets[number] = given  # not the rounded ones: means of three patches lie on thirds
         """The distinct offsets, `(n, 2)`."""
         self.index = torch.full(placed.shape, len(distinct))
-        """Which of them is that of each pair, `(queries, keys)`; n where a token has no place."""
+        """Index of each pair's offset in `offsets`, `(queries, keys)`; n if a token has no position."""
         self.index[placed] = number
 
     @property
@@ -54,11 +54,11 @@ class TokenPairs:
 
 
 class PriorOnGrid:
-    """A prior on a grid, which need not be its own: widths stay in patches, free tables are stretched.
+    """A prior on a grid, its own or another one: widths stay in patches, free tables are stretched.
 
     Args:
-        prior: whose parameters are used.
-        grid: of both queries and keys.
+        prior: the prior, whose parameters are used.
+        grid: grid of queries and keys.
     """
 
     def __init__(self, prior: "Prior", grid: Grid) -> None:
@@ -68,7 +68,7 @@ class PriorOnGrid:
 
     @property
     def device(self) -> torch.device | None:
-        """Where the parameters are; None if there are none."""
+        """Device of the parameters; None if there are none."""
         return self.prior.device
 
     def values(self) -> ScaleBias:
@@ -88,12 +88,12 @@ class PriorOnGrid:
 
 
 class PriorOnPairs:
-    """A prior between queries and keys with places of their own, such as pooled keys.
+    """A prior between queries and keys with positions of their own, such as pooled keys.
 
     Args:
-        prior: whose parameters are used.
+        prior: the prior, whose parameters are used.
         places: offsets of all pairs.
-        grid: over which free tables are stretched.
+        grid: grid to which free tables are stretched.
     """
 
     grid = None
@@ -106,11 +106,11 @@ class PriorOnPairs:
 
     @property
     def device(self) -> torch.device | None:
-        """Where the parameters are; None if there are none."""
+        """Device of the parameters; None if there are none."""
         return self.prior.device
 
     def values(self) -> ScaleBias:
-        """Returns scale and bias over tokens, each `(heads, queries, keys)` or None; 1 and 0 without a place."""
+        """Returns scale and bias over tokens, each `(heads, queries, keys)` or None; 1 and 0 without a position."""
         scale, bias = self.prior.at(self.places.offsets, self.table_grid)
         index = self.places.index.to(self.device)
         return (
@@ -119,15 +119,15 @@ class PriorOnPairs:
         )
 
     def __call__(self) -> ScaleBias:
-        """Returns `values()`, kept between calls in inference."""
+        """Returns `values()`, cached in inference."""
         return self.prior._cache.get(self.prior, (self.places, self.table_grid), self.queries * self.keys, self.values)
 
 
 class TokenCache:
-    """Values of a prior over tokens, kept between calls in inference for the places that were used last.
+    """A cache of a prior's values over tokens, in inference, for the most recently used grids.
 
-    Inference of a few images spends more on making these values than on attention. They are kept with a copy of the
-    parameters that they came from; comparing values, not version counters, notices writes through `.data` too.
+    For a few images, computing these values takes longer than attention. The cache keeps a copy of the parameters and
+    compares it by value, because version counters miss writes through `.data`.
     """
 
     def __init__(self) -> None:
@@ -136,18 +136,18 @@ class TokenCache:
         self._values: dict[Hashable, ScaleBias] = {}
 
     def get(self, prior: "Prior", places: Hashable, pairs: int, make: Callable[[], ScaleBias]) -> ScaleBias:
-        """Returns `make()`, or what it returned before for the same parameters and places.
+        """Returns `make()`, or the cached result for the same parameters and places.
 
         Args:
-            prior: whose parameters are compared.
-            places: by which values are kept.
+            prior: the prior, whose parameters are compared.
+            places: key of the cache: a grid, or `TokenPairs` and a grid.
             pairs: number of pairs of tokens.
-            make: makes the values.
+            make: computes the values.
         """
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or prior.heads * pairs > MAX_CACHED_VALUES:
             return make()
         state = prior._state()
-        if any(values.device.type != "cpu" for values in state):  # comparing would wait for the device
+        if any(values.device.type != "cpu" for values in state):  # comparing would synchronize with the device
             return make()
         modules = prior.modules() if prior._modules else (prior,)
         held: list[object] = [value for module in modules for value in vars(module).values()]
@@ -160,7 +160,7 @@ class TokenCache:
             values = make()
             while len(self._values) >= MAX_CACHED_PLACES:
                 self._values.pop(next(iter(self._values)), None)
-        self._values[places] = values  # the one used last is at the end
+        self._values[places] = values  # most recently used last
         return values
 
 

@@ -103,7 +103,7 @@ def test_a_file_that_gives_other_outputs_is_not_left_behind(model, tmp_path, mon
     monkeypatch.setitem(export_module.READERS, "pt2", read)
     file = tmp_path / "model.pt2"
     file.write_text("what was there")
-    with pytest.raises(vicinal.VicinalError, match="gives other outputs than the model"):
+    with pytest.raises(vicinal.VicinalError, match="outputs of the pt2 file"):
         export(model, file, "pt2", overwrite=True)
     assert [each.name for each in tmp_path.iterdir()] == ["model.pt2"]
     assert file.read_text() == "what was there"
@@ -126,13 +126,13 @@ def test_bad_input_is_told_before_anything_is_written(model, tmp_path, monkeypat
     for arguments, message in [
         ((file, "pt"), "unknown format 'pt'; did you mean 'pt2'"),
         ((tmp_path, "pt2"), "it is a folder"),
-        ((tmp_path / "none" / "model.pt2", "pt2"), "there is no folder"),
+        ((tmp_path / "none" / "model.pt2", "pt2"), "none does not exist"),
     ]:
         with pytest.raises(vicinal.VicinalError, match=message):
             export(model, *arguments)
-    with pytest.raises(vicinal.VicinalError, match="batch_size is a number of images >= 1, given 0"):
+    with pytest.raises(vicinal.VicinalError, match=r"batch_size .* got 0"):
         export(model, file, "pt2", batch_size=0)
-    monkeypatch.setattr(export_module, "ONNX_BYTES", 1000)
+    monkeypatch.setattr(export_module, "MAX_ONNX_BYTES", 1000)
     with pytest.raises(vicinal.VicinalError, match="too large for one ONNX file"):
         export(model, file, "onnx")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
