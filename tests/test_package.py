@@ -42,11 +42,6 @@ def test_public_things_carry_a_runnable_example():
         assert ">>>" in getattr(vicinal, name).__doc__, name
 
 
-def test_timm_imports_next_to_this_torch():
-    code = "from vicinal._torchvision import ensure_torchvision as e; e(); e(); import timm, torchvision; print('ok')"
-    assert run(code) == "ok\n"
-
-
 def test_other_import_errors_of_torchvision_pass_through(monkeypatch):
     import builtins
 
