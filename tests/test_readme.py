@@ -1,5 +1,6 @@
-"""README.md, and the pages of docs: examples run, links lead somewhere."""
+"""README.md, and the pages of docs: examples run; links, files and names exist."""
 
+import importlib
 import re
 import shlex
 import subprocess
@@ -63,3 +64,16 @@ def test_links_lead_to_files_and_headings(page):
         file = page.parent / name if name else page
         assert file.exists(), target
         assert not heading or heading in anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_names_of_the_package_exist(page):
+    text = page.read_text()
+    for path in re.findall(r"\b(?:src|tests|benchmarks)/[\w/.-]*\w", text):
+        assert (ROOT / path).exists() or "NAME" in path, path
+    for name in set(re.findall(r"\bvicinal(?:\.[A-Za-z]\w*)+", text)):
+        found, parent = importlib.import_module("vicinal"), "vicinal"
+        for part in name.split(".")[1:]:
+            if not hasattr(found, part):
+                importlib.import_module(f"{parent}.{part}")
+            found, parent = getattr(found, part), f"{parent}.{part}"
