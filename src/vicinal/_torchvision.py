@@ -1,9 +1,9 @@
 """Lets torchvision, and so timm, import next to a CPU-only torch.
 
-PyPI's torchvision registers fake kernels for two operators which only its CUDA library defines, and fails on import
-where that library cannot load. Declaring the operators is enough: nothing here calls them. `import vicinal` installs a
-hook on the first import of torchvision; where torchvision imports by itself, the hook changes nothing. torch is
-imported only when an operator must be declared, so that `import vicinal` does not load it.
+PyPI's torchvision registers fake kernels for two operators that only its CUDA library defines, so its import fails if
+the library cannot load. Declaring the operators is enough, because this package does not call them. `import vicinal`
+installs a hook on the first import of torchvision; with other builds it is a no-op. torch is imported only when an
+operator must be declared, so that `import vicinal` does not load it.
 """
 
 import sys
@@ -19,7 +19,7 @@ _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def ensure_torchvision() -> None:
-    """Imports torchvision, declaring the operators it misses if, and only if, that is why the import fails.
+    """Imports torchvision; declares its missing operators if, and only if, they make the import fail.
 
     `import vicinal` has the same effect on the first import of torchvision. This function also serves programs in which
     another import hook finds torchvision first.
