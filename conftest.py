@@ -8,13 +8,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.priors import registry
 
 settings.register_profile("fixed", derandomize=True)  # the same examples in every run
 settings.load_profile("fixed")
-
-ensure_torchvision()  # before any test imports timm
 
 # Processes that run tests side by side share the cores.
 torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))

@@ -1,10 +1,13 @@
 """vicinal gives vision transformers a sense of what is near: spatial priors for self-attention.
 
-Names resolve when first used, so that `import vicinal` and `vicinal --help` do not load torch.
+Names resolve when first used, so that `import vicinal` and `vicinal --help` do not load torch. The import installs a
+hook which lets timm import where PyPI's torchvision is installed next to a CPU-only torch (`_torchvision.py`).
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from vicinal._torchvision import install_hook
 
 __version__ = "0.1.0"
 
@@ -64,6 +67,8 @@ _HOME = {
 }
 
 __all__ = [*_HOME, "__version__"]
+
+install_hook()
 
 
 def __getattr__(name: str) -> Any:
