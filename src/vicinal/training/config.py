@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hin
 import yaml
 
 from vicinal.errors import VicinalError, unknown_name
+from vicinal.training.config_error import ConfigError
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
 __all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
@@ -17,26 +18,6 @@ DEFAULT_MODEL = "vit-micro"
 
 RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
 """Fields that can change when a run is resumed, because the result does not depend on them."""
-
-
-class ConfigError(VicinalError):
-    """A field of the configuration has an unusable value.
-
-    The message begins with the name of the field. The command line prints `flag_message` instead, which begins with the
-    name of the flag.
-
-    Args:
-        field: name of the field, such as `batch_size`.
-        problem: the rest of the sentence, such as `must be at least 1, got 0`.
-    """
-
-    def __init__(self, field: str, problem: str) -> None:
-        super().__init__(field, problem)
-        self.field = field
-        self.flag_message = f"--{field.replace('_', '-')} {problem}"
-
-    def __str__(self) -> str:
-        return " ".join(self.args)
 
 
 @dataclass(frozen=True)
