@@ -93,14 +93,12 @@ def result_shares() -> dict[str, tuple[int, int]]:
 
 
 # What is over a limit today. Entries leave these lists when they are repaired; none may be added.
-LONG_FILES = {"models/backbones.py"}
-LONG_FUNCTIONS = {
-    "attachment/attach.py: attach",
-    "attention/multi_head.py: multi_head",
-    "attention/recompute.py: run_backward",
-    "training/train.py: _fit",
-}
-LEAST_SHARE = {"attachment": 0.85, "attention": 1.0, "inspection": 0.85, "priors": 0.5}
+LONG_FILES: set[str] = set()
+LONG_FUNCTIONS: set[str] = set()
+LEAST_SHARE = {
+    "attachment": 0.85, "attention": 1.0, "data": 0.9, "inspection": 0.85, "mixing": 1.0, "models": 0.95, "priors": 0.95,
+    "training": 0.95,
+}  # fmt: skip
 
 
 def test_no_further_file_is_over_300_lines():

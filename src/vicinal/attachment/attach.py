@@ -74,9 +74,7 @@ def attach(
     """Attaches a prior to every attention module of a model whose tokens sit in a grid, in place.
 
     >>> import vicinal
-    >>> vicinal.ensure_torchvision()
-    >>> import timm
-    >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10)
+    >>> model = vicinal.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10)
     >>> print(vicinal.attach(model, "gmm:kernels=5"))
     gmm:kernels=5 attached to 2 modules
     module         class      heads  grid              parameters  changes at start
@@ -102,66 +100,79 @@ def attach(
     Returns:
         The modules that got a prior, and why others were left alone.
     """
-    if not isinstance(model, nn.Module):
-        raise VicinalError(f"attach takes a torch.nn.Module, got {type(model).__name__}")
-    if torch.is_inference_mode_enabled():
-        raise VicinalError("attach makes parameters, which torch.inference_mode() forbids; call it outside")
-    _check_patches_stay(model)
+    _check_model(model)
     if inspection is None:
         inspection = inspect(model, img_size=img_size, example=example)
     elif inspection.runner.model is not uncompiled(model):
         raise VicinalError("the inspection is of another model; give that of this one")
     inspection = verified(inspection)
-    sites = inspection.served
     left = {site.name: site.reason for site in inspection.refused}
-    if not sites:
+    if not inspection.served:
         raise VicinalError(_nothing(model, left))
-    chosen = select_layers(sites, layers, exclude)
+    chosen = select_layers(inspection.served, layers, exclude)
+    built = _build_priors(prior, chosen, inspection.served, options)
+    fitting = [(site, each) for site, each in built if _fits(each, site)]
+    reason = f"{prior} has a free number for every pair of patches, and its keys are not its queries"
+    left |= {site.name: reason for site, each in built if not _fits(each, site)}
+    if not fitting:
+        raise VicinalError(_nothing(model, left))
+    _give_priors(inspection, fitting)
+    return Attachment(prior, [_layer(site, each) for site, each in fitting], left)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raises VicinalError if a prior cannot be attached to the model, or not now."""
+    if not isinstance(model, nn.Module):
+        raise VicinalError(f"attach takes a torch.nn.Module, got {type(model).__name__}")
+    if torch.is_inference_mode_enabled():
+        raise VicinalError("attach makes parameters, which torch.inference_mode() forbids; call it outside")
+    _check_patches_stay(model)
+
+
+def _build_priors(
+    prior: str, chosen: list[AttentionSite], served: list[AttentionSite], options: dict[str, Any]
+) -> list[tuple[AttentionSite, Prior]]:
+    """Returns each chosen site with its prior. All are built before any is attached: a bad option changes no model.
+
+    Raises:
+        VicinalError: if a site carries a prior already, or the prior cannot be built.
+    """
     twice = [site.name for site in chosen if isinstance(site.module, WithPrior)]
     if twice:
         raise VicinalError(
             f"{twice[0]} carries a prior already; compose as in 'gmm+gab', or vicinal.detach(model) first"
         )
-    index = {site.name: number for number, site in enumerate(sites)}
-    # All priors are built before any is attached, so a bad option leaves the model as it was.
-    built = [
-        build_prior(prior, heads=site.heads, grid=site.grid, layer=index[site.name], depth=len(sites), **options)
+    index = {site.name: number for number, site in enumerate(served)}
+    numbers: dict[str, Any] = {"depth": len(served), **options}
+    return [
+        (site, build_prior(prior, heads=site.heads, grid=site.grid, layer=index[site.name], **numbers))
         for site in chosen
     ]
-    unfit = {site.name for site, each in zip(chosen, built, strict=True) if not _fits(each, site)}
-    left |= dict.fromkeys(
-        unfit, f"{prior} has a free number for every pair of patches, and its keys are not its queries"
-    )
-    if len(unfit) == len(chosen):
-        raise VicinalError(_nothing(model, left))
-    kept = [(site, each) for site, each in zip(chosen, built, strict=True) if site.name not in unfit]
-    chosen, built = [site for site, _ in kept], [each for _, each in kept]
-    placing = find_placing_inputs(inspection, chosen)
-    for site, its_prior in zip(chosen, built, strict=True):
+
+
+def _give_priors(inspection: Inspection, priors: list[tuple[AttentionSite, Prior]]) -> None:
+    """Gives each site's module its prior, and the model the hooks that these need; all of them, or none."""
+    sites = [site for site, _ in priors]
+    placing = find_placing_inputs(inspection, sites)
+    for site, prior in priors:
         device = next((parameter.device for parameter in site.module.parameters()), None)
-        its_prior.to(device=device).train(site.module.training)
+        prior.to(device=device).train(site.module.training)
         assert site.layout is not None
-        give_prior(site.module, its_prior, PriorSite.of(site), site.layout)
+        give_prior(site.module, prior, PriorSite.of(site), site.layout)
     try:
-        _note_image_size(inspection, chosen)
+        _note_image_size(inspection, sites)
         require_inputs(inspection, placing)
     except BaseException:
-        for site in chosen:
+        for site in sites:
             take_prior(site.module)
         raise
-    attached = [
-        Layer(
-            site.name,
-            original_class(site.module).__name__,
-            site.heads,
-            site.grid,
-            site.place,
-            sum(x.numel() for x in its_prior.parameters()),
-            not _is_identity(its_prior),
-        )
-        for site, its_prior in zip(chosen, built, strict=True)
-    ]
-    return Attachment(prior, attached, left)
+
+
+def _layer(site: AttentionSite, prior: Prior) -> Layer:
+    """Returns the row of a site in the table."""
+    parameters = sum(x.numel() for x in prior.parameters())
+    kind = original_class(site.module).__name__
+    return Layer(site.name, kind, site.heads, site.grid, site.place, parameters, not _is_identity(prior))
 
 
 def _fits(prior: Prior, site: AttentionSite) -> bool:

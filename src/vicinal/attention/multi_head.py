@@ -96,29 +96,29 @@ def multi_head(
         assert in_proj_weight is not None
         weights = list(in_proj_weight.chunk(3))
     biases = [None] * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-    heads = []
-    for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
-        assert weight is not None
-        projected = F.linear(x, weight, bias)  # (tokens, batch, heads * dim)
-        heads.append(projected.view(*projected.shape[:2], num_heads, -1).permute(1, 2, 0, 3))
+    inputs = zip((query, key, value), weights, biases, strict=True)
+    q, k, v = (_project(x, weight, bias, num_heads) for x, weight, bias in inputs)
+    mask = _mask(attn_mask, key_padding_mask, num_heads)
+    dropout, projection = dropout_p if training else 0.0, (out_proj_weight, out_proj_bias)
+    return MultiHead(q, k, v, mask, dropout, batched, need_weights, average_attn_weights, projection)
+
+
+def _project(x: Tensor, weight: Tensor | None, bias: Tensor | None, heads: int) -> Tensor:
+    """Returns one of queries, keys and values, `(batch, heads, tokens, dim)`, from `(tokens, batch, channels)`."""
+    assert weight is not None
+    projected = F.linear(x, weight, bias)  # (tokens, batch, heads * dim)
+    return projected.view(*projected.shape[:2], heads, -1).permute(1, 2, 0, 3)
+
+
+def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, heads: int) -> Tensor | None:
+    """Returns the sum of both masks, which broadcasts to `(batch, heads, queries, keys)`; None if there is none."""
     mask = None
     if attn_mask is not None:
-        mask = _added(attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, num_heads, *attn_mask.shape[1:]))
+        mask = _added(attn_mask if attn_mask.dim() == 2 else attn_mask.view(-1, heads, *attn_mask.shape[1:]))
     if key_padding_mask is not None:
         padding = _added(key_padding_mask[:, None, None])
         mask = padding if mask is None else mask + padding
-    q, k, v = heads
-    return MultiHead(
-        q,
-        k,
-        v,
-        mask,
-        dropout_p if training else 0.0,
-        batched,
-        need_weights,
-        average_attn_weights,
-        (out_proj_weight, out_proj_bias),
-    )
+    return mask
 
 
 def _added(mask: Tensor) -> Tensor:

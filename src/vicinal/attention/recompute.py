@@ -137,8 +137,8 @@ def run_backward(
     for heads in chunked.head_groups:
         scales, biases = _token_pairs(prior_scale, 1.0, heads, settings), _token_pairs(prior_bias, 0.0, heads, settings)
         narrow = drop_tiny_terms(biases)
-        d_scales = torch.zeros_like(scales) if scales is not None and d_prior_scale is not None else None
-        d_biases = torch.zeros_like(biases) if biases is not None and d_prior_bias is not None else None
+        d_scales = None if d_prior_scale is None or scales is None else torch.zeros_like(scales)
+        d_biases = None if d_prior_bias is None or biases is None else torch.zeros_like(biases)
         for images, rows in chunked.chunks:
             queries = chunked.load("q", q[images, heads, rows])
             keys, values = chunked.load("k", k[images, heads]), chunked.load("v", v[images, heads])
@@ -150,23 +150,14 @@ def run_backward(
             buffer = products if scales is None else chunked.buffer_like(2, products)
             weights = _weights(products, *pairs, mask_chunk, out=buffer)
             d_weights = chunked.product(1, grads, values, heads)
-            dropped = weights
-            if settings.dropout:
-                factors = _dropout_factors(weights, settings.dropout, generator)
-                dropped = weights * factors
-                d_weights.mul_(factors)
+            dropped = _drop_weights(weights, d_weights, settings.dropout, generator)
             beta = 0.0 if rows.start == 0 else 1.0  # gradients of keys and values sum over all query rows
             chunked.store(dv[images, heads], chunked.matrices(dropped).mT, grads, beta=beta)
             d_logits = torch.ops.aten._softmax_backward_data.out(
                 d_weights, weights, -1, weights.dtype, grad_input=d_weights
             )
-            if d_mask is not None:
-                d_mask_chunk = _mask_chunk(d_mask, images, heads, rows)
-                d_mask_chunk.add_(d_logits.sum_to_size(d_mask_chunk.shape))
-            if d_biases is not None:
-                _add_images(d_biases[:, rows], d_logits)
-            if d_scales is not None:
-                _add_images(d_scales[:, rows], products.mul_(d_logits))
+            d_mask_chunk = _mask_chunk(d_mask, images, heads, rows)
+            _add_gradients(d_logits, products, _rows(d_scales, rows), _rows(d_biases, rows), d_mask_chunk)
             if scales is not None:
                 d_logits.mul_(scales[:, rows])
             d_products = chunked.matrices(d_logits)
@@ -177,6 +168,34 @@ def run_backward(
             if d_values is not None and d_pairs is not None:
                 d_values[heads] = _token_pairs_adjoint(d_pairs, settings)
     return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), d_prior_scale, d_prior_bias, d_mask
+
+
+def _drop_weights(weights: Tensor, d_dropped: Tensor, dropout: float, generator: torch.Generator | None) -> Tensor:
+    """Returns the weights after dropout, and turns the gradient of these into that of `weights`, in place."""
+    if not dropout:
+        return weights
+    factors = _dropout_factors(weights, dropout, generator)
+    d_dropped.mul_(factors)
+    return weights * factors
+
+
+def _add_gradients(
+    d_logits: Tensor, products: Tensor, d_scales: Tensor | None, d_biases: Tensor | None, d_mask: Tensor | None
+) -> None:
+    """Adds a chunk's gradients of the prior's scale and bias and of the mask, in place; overwrites `products`.
+
+    Args:
+        d_logits: gradient of the logits, `(images, heads, rows, keys)`.
+        products: scaled products of queries and keys, in the same shape.
+        d_scales: of these rows, `(heads, rows, keys)`, or None; so is d_biases.
+        d_mask: the part of the mask's gradient that the chunk reads, or None.
+    """
+    if d_mask is not None:
+        d_mask.add_(d_logits.sum_to_size(d_mask.shape))
+    if d_biases is not None:
+        _add_images(d_biases, d_logits)
+    if d_scales is not None:
+        _add_images(d_scales, products.mul_(d_logits))
 
 
 def _weights(
