@@ -3,16 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from timm.models.beit import Beit
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 import vicinal
 from vicinal.analysis.learned_tables.tables import tables_of
-
-vicinal.ensure_torchvision()
-
-from timm.models.beit import Beit  # noqa: E402
-from timm.models.swin_transformer import SwinTransformer  # noqa: E402
-from timm.models.swin_transformer_v2 import SwinTransformerV2  # noqa: E402
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos  # noqa: E402
 
 SMALL = {"embed_dim": 24, "num_classes": 5}
 WINDOWS = SMALL | {"img_size": 32, "patch_size": 2, "window_size": 4, "depths": (2, 2), "num_heads": (2, 3)}

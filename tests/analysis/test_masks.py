@@ -131,7 +131,6 @@ def test_attention_itself_is_the_convolution_where_queries_and_keys_are_the_same
 
 
 def test_a_prior_on_some_layers_gives_masks_of_these():
-    vicinal.ensure_torchvision()
     import timm
 
     model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=4)

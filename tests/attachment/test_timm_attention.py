@@ -6,10 +6,12 @@ import pkgutil
 import re
 
 import pytest
+import timm
+import timm.layers
+import timm.models
 import torch
 from torch import nn
 
-import vicinal
 from vicinal.attachment.coverage import families
 from vicinal.attachment.timm_attention import (
     TIMM_ATTENTION,
@@ -19,12 +21,6 @@ from vicinal.attachment.timm_attention import (
     spatial_layers,
 )
 from vicinal.inspection.attention_observer import observe_attention
-
-vicinal.ensure_torchvision()
-
-import timm  # noqa: E402
-import timm.layers  # noqa: E402
-import timm.models  # noqa: E402
 
 ATTENTION_NAME = re.compile("att|softmax|MHSA", re.IGNORECASE)
 ATTENTION_CODE = re.compile(r"softmax|scaled_dot_product_attention|MultiheadAttention\(")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention_helpers import gradients, inputs
-from vicinal import Grid, attach, attend, build_prior, ensure_torchvision
+from vicinal import Grid, attach, attend, build_prior
 from vicinal.attention import attention_weights
 
 GRID = Grid(16, 16)
@@ -174,7 +174,6 @@ def test_factors_of_zero_still_get_a_gradient(backend):
 
 
 def test_two_steps_of_an_attached_model():
-    ensure_torchvision()
     import timm
 
     torch.manual_seed(0)

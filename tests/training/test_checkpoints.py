@@ -2,13 +2,10 @@ import re
 
 import pytest
 import torch
+from timm.optim import create_optimizer_v2
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.errors import VicinalError
 from vicinal.training import checkpoints
-
-ensure_torchvision()
-from timm.optim import create_optimizer_v2  # noqa: E402
 
 TENSORS = {"model.a": torch.randn(3, 4), "model.count": torch.tensor(7), "ema.b": torch.randn(2).bfloat16()}
 STATE = {"step": 5, "loss": 0.1 + 0.2, "history": [{"top1": None}]}

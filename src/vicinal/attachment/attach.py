@@ -212,7 +212,6 @@ def detach(model: nn.Module) -> int:
     """Takes every prior out of a model again, and returns from how many modules.
 
     >>> import vicinal
-    >>> vicinal.ensure_torchvision()
     >>> import timm
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2)
     >>> _ = vicinal.attach(model, "gab")

@@ -5,19 +5,15 @@ import functools
 from collections import Counter
 from pathlib import Path
 
+import timm
 import torch
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.dry_run import inspect
 from vicinal.attachment.survey import Finding, Limits, Survey, finding_of, finding_or_skip
 from vicinal.attachment.timm_attention import spatial_layers
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_observer import observe_attention
 from vicinal.inspection.model_runner import eval_without_side_effects, make_runner
-
-ensure_torchvision()
-
-import timm  # noqa: E402
 
 __all__ = ["families", "inspect_model", "timm_survey"]
 

@@ -2,15 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
+import timm
 import torch
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.survey import Finding, RefusedLayers
 from vicinal.inspection import RefusalKind
-
-ensure_torchvision()
-
-import timm  # noqa: E402
 
 __all__ = ["coverage_page"]
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.dry_run import inspect
 from vicinal.attachment.survey import Finding, Limits, Survey, finding_of, finding_or_skip
 from vicinal.errors import VicinalError
@@ -31,7 +30,6 @@ class SegmentationModel:
 
     def build(self) -> nn.Module:
         """Returns the model, with random weights."""
-        ensure_torchvision()
         import segmentation_models_pytorch as smp
 
         model: nn.Module = getattr(smp, self.decoder)(self.encoder, encoder_weights=None, **self.options)
@@ -77,7 +75,6 @@ def smp_survey(pattern: str, notes: Path, *, memory: int, seconds: float) -> Sur
         memory: bytes that the inspecting process can use.
         seconds: time for one model.
     """
-    ensure_torchvision()
     try:
         import segmentation_models_pytorch as smp
     except ImportError as error:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.dry_run import verified
 from vicinal.attachment.small_decoders import DECODERS
 from vicinal.attachment.small_encoders import ENCODERS
@@ -77,7 +76,6 @@ def inspect_architecture(name: str, family: str) -> Finding:
 
 
 def _inspect(name: str, family: str) -> Finding:
-    ensure_torchvision()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         runner = ARCHITECTURES[name].runner() if name in ARCHITECTURES else _general_runner(family)

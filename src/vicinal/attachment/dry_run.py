@@ -26,7 +26,6 @@ def inspect(model: nn.Module, *, img_size: ImageSize | None = None, example: Exa
     """Finds every attention of a model and where its tokens sit, without changing the model.
 
     >>> import vicinal
-    >>> vicinal.ensure_torchvision()
     >>> import timm
     >>> model = timm.create_model("cait_xxs24_224", img_size=64, depth=2)
     >>> print(vicinal.inspect(model))

@@ -7,19 +7,15 @@ forward does, with `attend` in place of its attention, and are used only where t
 from typing import Any
 
 import torch
+from timm.layers.attention import Attention
+from timm.models.swin_transformer import WindowAttention
 from torch import Tensor
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.attachment.interceptor import token_mismatch
 from vicinal.attachment.patch_prior import run_eagerly
 from vicinal.attachment.subclass import FAST_FORWARDS, WithPrior
 from vicinal.attention import PlacedPrior, attend
 from vicinal.errors import VicinalError
-
-ensure_torchvision()
-
-from timm.layers.attention import Attention  # noqa: E402
-from timm.models.swin_transformer import WindowAttention  # noqa: E402
 
 __all__ = ["AttentionForward", "WindowAttentionForward"]
 

@@ -36,7 +36,6 @@ def tap(
     """Returns a tap that reads attention weights, after the softmax, from some layers of a model.
 
     >>> import torch, vicinal
-    >>> vicinal.ensure_torchvision()
     >>> import timm
     >>> model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=10)
     >>> with vicinal.tap(model, layers="last", queries="class") as t:

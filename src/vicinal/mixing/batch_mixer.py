@@ -10,17 +10,14 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from timm.data.mixup import Mixup
 from torch import Tensor, nn
 
-from vicinal._torchvision import ensure_torchvision
 from vicinal.data.rng import preserve_rng
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection import PatchAttention, patch_attention
 from vicinal.mixing.mixed_batch import MixedBatch
 from vicinal.mixing.transmix import TransMix
-
-ensure_torchvision()  # before timm
-from timm.data.mixup import Mixup  # noqa: E402
 
 __all__ = ["MODES", "Mixing", "Mode"]
 
