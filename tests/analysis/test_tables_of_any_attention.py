@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import vicinal
-from vicinal.analysis.learned_tables.tables import tables_of
+from vicinal.analysis.learned_tables import tables_of
 
 
 class Odd(nn.Module):
