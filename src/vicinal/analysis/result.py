@@ -1,4 +1,4 @@
-"""The interface of all results of this room: a dictionary, a text table and a file."""
+"""The interface of all results of an analysis: a dictionary, a text table and files."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ __all__ = ["AnalysisResult", "save_result", "without_nan", "write_rows"]
 
 
 class AnalysisResult(ABC):
-    """What a measuring function returns."""
+    """Base class of the results of measuring functions."""
 
     @abstractmethod
     def as_dict(self) -> dict[str, Any]:

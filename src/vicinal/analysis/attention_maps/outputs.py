@@ -36,7 +36,7 @@ OUTPUTS = (
 
 @dataclass
 class AttentionOutputs:
-    """What was measured of one model."""
+    """Maps and rollout of one model, with their plots."""
 
     inspection: Inspection
     names: list[str]

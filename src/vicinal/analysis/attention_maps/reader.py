@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from vicinal.analysis.attention_maps.layers import AttentionLayer, find_layers
 from vicinal.analysis.inputs import check_batch_size, check_same_shape, iterate_batches, model_name
 from vicinal.errors import VicinalError
-from vicinal.inspection.attention_tap import tap
+from vicinal.inspection.attention_tap import find_attention, tap
 from vicinal.inspection.layer_selection import Layers
-from vicinal.inspection.model_inspection import Inspection, inspect_runner
-from vicinal.inspection.model_runner import eval_without_side_effects, make_runner, uncompiled
+from vicinal.inspection.model_inspection import Inspection
+from vicinal.inspection.model_runner import eval_without_side_effects
 from vicinal.inspection.sites import AttentionSite
 
 __all__ = ["AttentionReader", "Reduce", "attention_reader", "inspect_images"]
@@ -87,7 +87,8 @@ def attention_reader(
         inspection: as `inspect_images` returns it for the model, so that it is not inspected again.
 
     Raises:
-        VicinalError: if there are no images, or no layer to read, or the inspection is for other images.
+        VicinalError: if there are no images, or no layer to read, or the inspection is of another model or
+            for other images.
     """
     check_batch_size(batch_size)
     if isinstance(images, Tensor) and images.dim() == 3:
@@ -96,12 +97,12 @@ def attention_reader(
     first = next(batches, None)
     if first is None:
         raise VicinalError("there are no images; give at least one")
-    model = uncompiled(model)
-    if inspection is None:
-        inspection = inspect_images(model, first)
+    inspection = find_attention(model, None, first, inspection)
     check_same_shape(first, inspection.runner.shape)
     found, left_out = find_layers(inspection, [layers] if isinstance(layers, int) else layers, check)
-    return AttentionReader(name or model_name(model), found, left_out, inspection, itertools.chain([first], batches))
+    return AttentionReader(
+        name or model_name(inspection.runner.model), found, left_out, inspection, itertools.chain([first], batches)
+    )
 
 
 def inspect_images(model: nn.Module, images: Tensor) -> Inspection:
@@ -116,5 +117,8 @@ def inspect_images(model: nn.Module, images: Tensor) -> Inspection:
     Args:
         model: any vision transformer; it runs on noise.
         images: `(n, channels, height, width)`, of which only the shape is used.
+
+    Raises:
+        VicinalError: if the model has no attention.
     """
-    return inspect_runner(make_runner(uncompiled(model), example=images))
+    return find_attention(model, None, images, None)

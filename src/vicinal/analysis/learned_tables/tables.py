@@ -144,7 +144,7 @@ class _BiasReader(AttentionMode):
         self.site = site
         self.products = self.softmaxes = self.fused = 0
         self.biases: list[Tensor] = []
-        """What was added in each step, `(images, windows, heads, queries, keys)`."""
+        """Bias of each step, `(images, windows, heads, queries, keys)`."""
         self.table: LayerTable | None = None
 
     def open(self, *_: object) -> None:
