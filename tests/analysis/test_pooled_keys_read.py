@@ -205,7 +205,7 @@ def test_tables_are_those_of_the_prior_and_own_biases_between_pooled_tokens_are_
         ("bias", (2, 31, 31)),
     ]
     vicinal.detach(model)
-    with pytest.raises(VicinalError, match=r"not looked into: stages.0.*its keys are not its queries"):
+    with pytest.raises(VicinalError, match=r"not read: stages.0.*its keys are not its queries"):
         tables_of(model, img_size=64)
 
 

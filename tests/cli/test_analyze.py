@@ -101,9 +101,20 @@ def test_fit_writes_table_and_pictures(run, tmp_path, capsys):
     fits = json.loads((folder / "fit.json").read_text())["fits"]
     assert len(fits) == len(rows)
     assert {"fit.png", "kernels.png"} <= {file.name for file in folder.iterdir()}
-    swin = ["--timm", "swin_tiny_patch4_window7_224", "--random-weights", "--heads", "mean", "--json"]
+    swin = [
+        "--timm",
+        "swin_tiny_patch4_window7_224",
+        "--random-weights",
+        "--heads",
+        "mean",
+        "--view",
+        "centre",
+        "--json",
+    ]
     assert main(["analyze", "fit", *swin, "--layers", "0", "--out", str(tmp_path)]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["fits"][0]["role"] == "bias"
+    (report,) = json.loads(capsys.readouterr().out)
+    assert report["view"] == "center"
+    assert report["fits"][0]["role"] == "bias"
 
 
 def test_masks_are_drawn_with_their_history(run, capsys):

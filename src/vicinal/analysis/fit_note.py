@@ -10,7 +10,7 @@ __all__ = ["FitNote", "NoteKind", "NotedFit"]
 
 
 class NoteKind(StrEnum):
-    """Why a table is not fitted, or what to know about its fit."""
+    """Reason why a table cannot be fitted, or is not fitted well, or a limit of its fit."""
 
     TOO_SMALL = "too_small"
     NOT_FINITE = "not_finite"

@@ -41,7 +41,7 @@ BOUND_TOLERANCE = 1e-3  # a parameter that near to its bound is at it
 NUM_STARTS = 3
 MAX_STEPS = 400
 AXES = ("x", "y")
-TINY = float(np.finfo(np.float64).tiny)
+MIN_POSITIVE = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class GaussianFit(NotedFit):
     """Whether the Gaussian describes the table: it explains at least half of the variance (`MIN_R2`) and more than it
     would explain of noise, its peak is inside the table, and its widths are identifiable."""
     notes: tuple[FitNote, ...] = ()
-    """Why it does not fit; or, if it does, what to know about it."""
+    """Reasons why it does not fit; or, if it does, limits of the fit."""
 
     centre_x = RenamedAttribute("center_x")
     centre_y = RenamedAttribute("center_y")
@@ -161,7 +161,7 @@ class _Surface:
     def amplitude(self, at: Array) -> float:
         """Returns the best amplitude."""
         heights = self._centered(at)
-        return float(heights @ self.table.ravel() / max(heights @ heights, TINY))
+        return float(heights @ self.table.ravel() / max(heights @ heights, MIN_POSITIVE))
 
     def residual(self, at: Array) -> Array:
         """Returns the table minus the best Gaussian and constant, `(cells,)`."""
@@ -179,7 +179,7 @@ class _Surface:
         slopes = np.stack([(heights * factor).ravel() for factor in factors])
         slopes -= slopes.mean(1, keepdims=True)
         centered = self._centered(at)
-        slopes -= np.outer(slopes @ centered / max(centered @ centered, TINY), centered)
+        slopes -= np.outer(slopes @ centered / max(centered @ centered, MIN_POSITIVE), centered)
         change: Array = -self.amplitude(at) * slopes.T
         return change
 
@@ -247,7 +247,7 @@ def _too_wide(surface: _Surface, best: Any) -> FitNote | None:
         start[number], lower[number] = high[number], high[number] - BOUND_TOLERANCE
         upper[5 - number] += math.log(10)  # in a parabola both widths grow together
         widest = least_squares(surface.residual, start, surface.jacobian, (lower, upper), max_nfev=MAX_STEPS)
-        gained = max(0.0, 1 - float(best.cost) / max(float(widest.cost), TINY))
+        gained = max(0.0, 1 - float(best.cost) / max(float(widest.cost), MIN_POSITIVE))
         if noise_p_value(gained, 1, left) > WIDTH_P_VALUE:
             wide.append(axis)
     if not wide:

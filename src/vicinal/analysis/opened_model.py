@@ -25,7 +25,7 @@ Device = Literal["auto", "cpu"]
 
 @dataclass
 class OpenedModel:
-    """A model in evaluation mode, with what is needed to run it on images."""
+    """A model in evaluation mode, with its name and preprocessing."""
 
     name: str
     """Display name; no other model that was opened with it has the same."""

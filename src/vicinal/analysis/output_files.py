@@ -1,4 +1,4 @@
-"""Output folders and files of an analysis: where they are, what they are called, and how older ones are replaced."""
+"""Output folders and files of an analysis: their paths and names, and the replacement of older ones."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""Measures attention maps: what a patch, the class token or the mean patch attends to, in any layer and head."""
+"""Measures attention maps of a patch, the class token or the mean patch, in any layer and head."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -28,7 +28,7 @@ def attention_maps(
     batch_size: int = 32,
     inspection: Inspection | None = None,
 ) -> list[AttentionMap]:
-    """Returns maps of what a query attends to, one for each layer, with an axis for the heads.
+    """Returns attention maps of a query, one for each layer, with an axis for the heads.
 
     >>> import torch, vicinal
     >>> from vicinal.analysis.attention_maps import attention_maps

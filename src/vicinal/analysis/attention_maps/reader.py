@@ -20,7 +20,7 @@ from vicinal.inspection.sites import AttentionSite
 __all__ = ["AttentionReader", "Reduce", "attention_reader", "inspect_images"]
 
 Reduce = Callable[[AttentionLayer, Tensor], Tensor]
-"""From a layer's weights `(n, windows, heads, queries, keys)` to what is kept of them, `(n, ...)`."""
+"""Function of a layer and its weights `(n, windows, heads, queries, keys)` that returns a reduction, `(n, ...)`."""
 
 
 @dataclass(frozen=True, eq=False)

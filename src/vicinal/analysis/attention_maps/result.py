@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from vicinal.analysis.attention_maps.query import Query
+from vicinal.analysis.renamed_attribute import RenamedAttribute
 from vicinal.analysis.result import AnalysisResult, save_result
 from vicinal.errors import VicinalError
 from vicinal.text_table import text_table
@@ -31,6 +32,8 @@ class AttentionMap(AnalysisResult):
     without a place in the image is left out, so the sum over patches can be below 1. Pooled keys are patches here."""
     query_grid: tuple[int, int] | None = None
     """Rows and columns of the grid that `query` is on; None for that of the map, unless its keys are pooled."""
+
+    whose = RenamedAttribute("query_text")
 
     @property
     def map(self) -> Tensor:

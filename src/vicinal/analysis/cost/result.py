@@ -24,7 +24,7 @@ class Published:
     depth: int
 
 
-PUBLISHED = {
+PUBLISHED_FIGURES = {
     "vit": Published("2.7M", "170.9M", 9),
     "swin": Published("7.1M", "236.9M", 12),
     "cait": Published("5.1M", "305.9M", 26),
@@ -79,7 +79,7 @@ def published(name: str, prior: str, img_size: tuple[int, int]) -> Published | N
         img_size: height and width of the images.
     """
     in_paper = img_size == (32, 32) and prior.split(":")[0] in ("none", "gmm") and "+" not in prior
-    return PUBLISHED.get(name) if in_paper else None
+    return PUBLISHED_FIGURES.get(name) if in_paper else None
 
 
 def format_costs(costs: Sequence[Cost], style: Format) -> str:

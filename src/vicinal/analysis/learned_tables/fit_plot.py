@@ -31,7 +31,7 @@ NOTE_MARKS = {
     NoteKind.NOT_CONVERGED: ("not converged", "+"),
 }
 TITLE_INCHES, MIXTURE_TITLE_INCHES = 7.7, 5.4
-CENTERED: Any = {"ha": "center", "va": "center"}
+CENTER_ALIGNMENT: Any = {"ha": "center", "va": "center"}
 
 Columns = dict[str, list[FitRow]]
 
@@ -153,7 +153,7 @@ def _draw_numbers(figure: Any, columns: Columns) -> None:
         right.set_ylim(0)
     else:
         right.set_ylim(0, 1)
-        right.text(0.5, 0.5, "none fits", transform=right.transAxes, color=GRAY, **CENTERED)
+        right.text(0.5, 0.5, "none fits", transform=right.transAxes, color=GRAY, **CENTER_ALIGNMENT)
     right.set_ylabel("width (patches)")
     left.set_title("quality of the fit" + (", by head" if _by_head(columns) else ""), fontsize=9, loc="left")
     right.set_title("widths of fits", fontsize=9, loc="left")
@@ -197,7 +197,7 @@ def _draw_tables(figure: Any, columns: Columns, heads: int) -> None:
             if row.gaussian.fits:
                 _outline(axes, row)
             if row.gaussian.notes and not np.isfinite(row.gaussian.r2):
-                axes.text(0.5, 0.5, _mark(row.gaussian)[0], transform=axes.transAxes, fontsize=8, **CENTERED)
+                axes.text(0.5, 0.5, _mark(row.gaussian)[0], transform=axes.transAxes, fontsize=8, **CENTER_ALIGNMENT)
     for head, axes in enumerate(grid[:, 0], 1):
         axes.set_ylabel(f"head {head}" if _by_head(columns) else "all heads", fontsize=8)
 

@@ -84,11 +84,10 @@ def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[La
         own, refused = _own_biases(runner)
         found += own
     if not found:
-        others = f"; {_not_looked_into(refused)}" if refused else ""
+        others = f"; {_unread_sites(refused)}" if refused else ""
         raise VicinalError(
-            f"{type(model).__name__} has no table: it carries no prior, and no attention layer of it adds a bias that "
-            f"differs by offset{others}. Take a model with one, as `vicinal train --prior rpe` makes, or such as Swin "
-            "or BEiT"
+            f"{type(model).__name__} has no table: it has no prior, and no attention layer of it adds a bias that "
+            f"differs by offset{others}. Models with a table are those of `vicinal train --prior rpe`, Swin and BEiT"
         )
     return sorted(found, key=lambda table: order.get(table.name.partition("#")[0], -1))
 
@@ -109,15 +108,15 @@ def _of_prior(name: str, prior: Prior) -> list[LayerTable]:
     return found
 
 
-def _not_looked_into(sites: Sequence[AttentionSite]) -> str:
-    """Returns which layers could have a bias that was not read, and why; one for each reason."""
+def _unread_sites(sites: Sequence[AttentionSite]) -> str:
+    """Returns a text that names layers whose bias, if any, was not read, one for each reason."""
     names: dict[str, list[str]] = {}
     for site in sites:
         names.setdefault(site.reason or "its keys are not its queries", []).append(site.name)
     each = (
         f"{its[0]}{f' and {len(its) - 1} more' if len(its) > 1 else ''} ({reason})" for reason, its in names.items()
     )
-    return f"not looked into: {', '.join(each)}"
+    return f"not read: {', '.join(each)}"
 
 
 def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSite]]:
@@ -137,7 +136,7 @@ def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSi
 
 
 class _BiasReader(AttentionMode):
-    """Reads what one site adds to its logits: its product is set to zero, so the bias alone reaches the softmax."""
+    """Reads the bias of one site's logits: its product is set to zero, so the bias alone reaches the softmax."""
 
     def __init__(self, site: AttentionSite) -> None:
         super().__init__()
@@ -201,7 +200,7 @@ class _BiasReader(AttentionMode):
         self.biases.append(self.site.head_layout.standard(bias).double())
 
     def _make_table(self) -> LayerTable | None:
-        """Returns the table of what was added; None if it does not depend on the offset, or on more than that."""
+        """Returns the table of the bias; None if it does not depend on the offset, or on more than that."""
         layout = self.site.layout
         if not self.biases or layout is None:
             return None

@@ -167,7 +167,7 @@ class ReceptiveField(AnalysisResult):
         """Returns all figures and the two profiles, ready for JSON. `save` writes the field itself."""
         side = math.sqrt(math.prod(self.patch))
         squares = {share: self.square(share) for share in SHARES}
-        about = {name: _as_list(value) for name, value in vars(self).items() if name in ABOUT}
+        about = {name: _as_list(value) for name, value in vars(self).items() if name in METADATA_FIELDS}
         return {
             **about,
             "patch": list(self.patch),
@@ -204,7 +204,7 @@ class ReceptiveField(AnalysisResult):
         return fields_table({self.model: self})
 
     def save(self, path: str | Path) -> None:
-        """Writes the field and what it is of, as `.npz` without pickles; or figures as `.json`, or pixels as `.csv`.
+        """Writes the field with its metadata, as `.npz` without pickles; or figures as `.json`, or pixels as `.csv`.
 
         Args:
             path: the file; its ending chooses the format.
@@ -214,7 +214,7 @@ class ReceptiveField(AnalysisResult):
         """
         if Path(path).suffix != ".npz":
             return super().save(path)
-        about = {name: value for name, value in vars(self).items() if name in ABOUT}
+        about = {name: value for name, value in vars(self).items() if name in METADATA_FIELDS}
         with temporary_file(Path(path)) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, field=self.field, about=np.array(json.dumps(about)))
 
@@ -234,7 +234,7 @@ class ReceptiveField(AnalysisResult):
             raise VicinalError(f"{path} is not a receptive field: {error}") from error
 
 
-ABOUT = tuple(name for name in ReceptiveField.__dataclass_fields__ if name != "field")
+METADATA_FIELDS = tuple(name for name in ReceptiveField.__dataclass_fields__ if name != "field")
 
 
 def fields_table(fields: Mapping[str, ReceptiveField]) -> str:
