@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import vicinal
 from measuring import interleaved, print_table
-from vicinal.analysis.receptive_field.measure import receptive_field
+from vicinal.analysis.receptive_field import receptive_field
 
 vicinal.ensure_torchvision()
 
@@ -37,7 +37,7 @@ def made(name: str) -> nn.Module:
 
 
 def one_at_a_time(model: nn.Module, images: Tensor, *, runs: int = 1, parameters: bool = True) -> np.ndarray:
-    """The field of the last block's center patch, image by image."""
+    """The field of the last block's central patch, image by image."""
     found: list[Tensor] = []
     hook = model.blocks[-1].register_forward_hook(lambda _, __, output: found.append(output))
     rows, columns = model.patch_embed.grid_size

@@ -8,17 +8,22 @@ from matplotlib.patches import Rectangle
 
 from attention_by_hand import cait, swin, vit
 from vicinal import VicinalError
-from vicinal.analysis.attention_maps.measure import attention_maps
-from vicinal.analysis.attention_maps.plot import draw_maps, draw_rollout, draw_statistics
-from vicinal.analysis.attention_maps.rollout import rollout
-from vicinal.analysis.attention_maps.statistics import attention_statistics
+from vicinal.analysis.attention_maps import (
+    attention_maps,
+    attention_statistics,
+    draw_maps,
+    draw_rollout,
+    draw_statistics,
+    rollout,
+)
+from vicinal.analysis.plot_style import GRAY
 
 PICTURES = np.random.default_rng(0).random((3, 32, 48, 3))
 IMAGES = torch.tensor(PICTURES, dtype=torch.float32).movedim(-1, 1)
 
 
 def panels(figure):
-    """Axes that show a picture, by their title's order; the colour bar has none."""
+    """Axes that show a picture, by their title's order; the color bar has none."""
     return [axes for axes in figure.axes if any(isinstance(child, AxesImage) for child in axes.get_children())]
 
 
@@ -53,7 +58,7 @@ def test_maps_are_a_row_for_each_layer_with_the_picture_and_a_column_for_each_he
 def test_means_over_heads_follow_each_other_and_a_class_token_has_no_mark():
     figure = draw_maps(attention_maps(vit(), IMAGES[:1], heads="mean"), PICTURES[0])
     titles = [axes.get_title() for axes in panels(figure)]
-    assert titles == ["picture", "blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
+    assert titles == ["image", "blocks.0.attn", "blocks.1.attn", "blocks.2.attn"]
     assert "attention of the class token, mean over heads" in figure.get_suptitle()
     assert not any(axes.patches for axes in panels(figure))
 
@@ -61,7 +66,7 @@ def test_means_over_heads_follow_each_other_and_a_class_token_has_no_mark():
 def test_one_layer_and_one_head_are_drawn_and_gray_pictures_too(tmp_path):
     gray = PICTURES[0][..., :1]
     figure = draw_maps(attention_maps(vit(), IMAGES[:1], layers="last", heads=2), gray)
-    assert [axes.get_title() for axes in panels(figure)] == ["picture", "head 3"]
+    assert [axes.get_title() for axes in panels(figure)] == ["image", "head 3"]
     figure.savefig(tmp_path / "one.png", dpi=40)
 
 
@@ -83,7 +88,7 @@ def test_rollouts_are_drawn_next_to_their_pictures(tmp_path):
         np.testing.assert_array_equal(shown[2 * number].get_images()[0].get_array(), PICTURES[number])
         attention = found.map[number].numpy()
         np.testing.assert_allclose(overlay(shown[2 * number + 1]), attention / attention.mean(), rtol=1e-5)
-    assert "a vit: rollout of 3 layers, blocks.0.attn to blocks.2.attn, seen by" in figure.get_suptitle()
+    assert "a vit: rollout of 3 layers, blocks.0.attn to blocks.2.attn, query: " in figure.get_suptitle()
     figure.savefig(tmp_path / "rollout.png", dpi=40)
 
 
@@ -117,9 +122,9 @@ def test_models_are_compared_whatever_their_layers(tmp_path):
     found.append(attention_statistics(swin(), torch.randn(1, 3, 32, 32), name="c"))
     figure = draw_statistics(*found)
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c", "if all keys were seen alike"]
-    colours = [handle.get_color() for handle in legend.legend_handles]
-    assert len(set(colours)) == 4
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "c", "uniform attention"]
+    colors = [handle.get_color() for handle in legend.legend_handles]
+    assert len(set(colors)) == 4
     assert not figure.axes[0].child_axes  # patches of several sizes have no common axis
     figure.savefig(tmp_path / "statistics.png", dpi=40)
 
@@ -134,7 +139,7 @@ def test_no_two_models_look_the_same():
         (each.get_color(), each.get_marker()) for each in models
     ]
     assert all(round(place) == 1 for each in dots for place in each.get_xdata())  # in the place of the first layer
-    means = [line for line in figure.axes[1].lines if line.get_marker() == "" and line.get_color() != "gray"]
+    means = [line for line in figure.axes[1].lines if line.get_marker() == "" and line.get_color() != GRAY]
     assert len({(line.get_color(), line.get_linestyle()) for line in means}) == 16
 
 
@@ -142,13 +147,13 @@ def test_bad_input_says_what_to_do():
     maps = attention_maps(vit(), IMAGES, layers="last")
     with pytest.raises(VicinalError, match="there are no maps to draw"):
         draw_maps([], PICTURES[0])
-    with pytest.raises(VicinalError, match="image is one of 3 that there are maps of, from 0; given 3"):
+    with pytest.raises(VicinalError, match=r"image .* from 0 to 2, got 3"):
         draw_maps(maps, PICTURES[0], image=3)
-    with pytest.raises(VicinalError, match=r"a picture is \(height, width, channels\).* given float32 \(3, 32, 48\)"):
+    with pytest.raises(VicinalError, match=r"picture .* float32 \(3, 32, 48\)"):
         draw_maps(maps, IMAGES[0].numpy())
-    with pytest.raises(VicinalError, match=r"values between 0 and 1; given .* to 255"):
+    with pytest.raises(VicinalError, match=r"picture .* to 255"):
         draw_maps(maps, (PICTURES[0] * 255).round())
-    with pytest.raises(VicinalError, match="of 3 images is drawn over as many pictures and names, given 1 and 1"):
+    with pytest.raises(VicinalError, match=r"must be 3, .* got 1 and 1"):
         draw_rollout(rollout(vit(), IMAGES), PICTURES[:1])
     with pytest.raises(VicinalError, match="there are no statistics to draw"):
         draw_statistics()

@@ -10,9 +10,7 @@ from torch import nn
 import vicinal
 from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
-from vicinal.analysis.attention_maps.measure import attention_maps
-from vicinal.analysis.attention_maps.rollout import rollout
-from vicinal.analysis.attention_maps.statistics import attention_statistics
+from vicinal.analysis.attention_maps import attention_maps, attention_statistics, rollout
 from vicinal.attention import attention_weights
 from vicinal.inspection import attention_tap
 
@@ -202,9 +200,9 @@ def test_layers_that_attend_over_channels_are_left_out_with_the_reason():
 
 def test_figures_are_written_as_json_csv_and_a_table(tmp_path):
     found = attention_statistics(cait(), torch.randn(1, 3, 32, 48), name="a cait")
-    found.write_json(tmp_path / "x.json")
+    found.save(tmp_path / "x.json")
     assert json.loads((tmp_path / "x.json").read_text()) == found.as_dict()
-    found.write_csv(tmp_path / "x.csv")
+    found.save(tmp_path / "x.csv")
     with open(tmp_path / "x.csv", newline="") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == sum(len(layer.entropy) for layer in found.layers) == len(found.as_dict()["heads"])
@@ -214,7 +212,7 @@ def test_figures_are_written_as_json_csv_and_a_table(tmp_path):
     assert float(line["relative_entropy"]) == layer.relative_entropy[2]
     assert lines[-1]["distance_pixels"] == ""
     text = found.table().splitlines()
-    assert text[0] == "a cait: mean over heads (least-most of a head), 1 image"
+    assert text[0] == "a cait: mean over heads (smallest-largest of a head), 1 image"
     mean = sum(layer.distance_patches) / 4
     assert f"{mean:.2f} ({min(layer.distance_patches):.2f}-{max(layer.distance_patches):.2f})" in text[3]
     assert len({len(line) for line in text[1:]}) == 1
@@ -225,8 +223,8 @@ def test_figures_are_written_as_json_csv_and_a_table(tmp_path):
     [
         (vit, torch.empty(0, 3, 32, 48), {}, "there are no images; give at least one"),
         (vit, [], {}, "there are no images; give at least one"),
-        (vit, torch.zeros(2, 3, 32, 48, dtype=torch.uint8), {}, "images are floating point .* given torch.uint8"),
-        (vit, ["cat.png"], {}, "images are floating point .* given str"),
+        (vit, torch.zeros(2, 3, 32, 48, dtype=torch.uint8), {}, "images must be .* got torch.uint8"),
+        (vit, ["cat.png"], {}, "images must be .* got str"),
         (vit, torch.randn(2, 3, 40, 48), {}, "does not run on images of 3 x 40 x 48"),
         (vit, [torch.randn(1, 3, 32, 48), torch.randn(1, 3, 32, 32)], {}, "3 x 32 x 48 and 3 x 32 x 32"),
         (vit, torch.full((1, 3, 32, 48), math.nan), {}, "attention of blocks.0.attn is not finite"),

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import vicinal
-from vicinal.analysis.cost.measure import cost_of, format_costs, published
-from vicinal.analysis.cost.saved_tensors import saved_bytes
+from vicinal.analysis.cost import cost_of, format_costs, published, saved_bytes
 
 PAPER = {"vit": "vit", "swin": "swin", "cait": "cait-tiny", "pit": "pit", "t2t": "t2t"}
 

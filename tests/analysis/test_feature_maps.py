@@ -8,7 +8,7 @@ from torch import nn
 import vicinal
 from lively_models import lively, vit
 from vicinal import VicinalError
-from vicinal.analysis.receptive_field.measure import receptive_field
+from vicinal.analysis.receptive_field import receptive_field
 
 
 def test_no_more_than_the_layer_asked_for_is_run():
@@ -29,7 +29,7 @@ def test_layers_are_found_by_index_and_by_name():
     model, images = vit(depth=3), torch.randn(2, 3, 8, 8)
     names = {layer: receptive_field(model, images, layer=layer).layer for layer in (None, 0, -2, "patch_embed")}
     assert names == {None: "blocks.2", 0: "blocks.0", -2: "blocks.1", "patch_embed": "patch_embed"}
-    assert receptive_field(model, images, layer="patch_embed").outside_centre_patch == pytest.approx(0)
+    assert receptive_field(model, images, layer="patch_embed").outside_center_patch == pytest.approx(0)
 
 
 def test_a_convolutional_network_has_its_blocks_and_no_pooled_map():
@@ -155,4 +155,4 @@ def test_a_patch_is_the_one_asked_for():
         found = receptive_field(model, images, at=at)
         assert found.at == at
         assert np.unravel_index(found.by_patch.argmax(), (4, 4)) == at
-        assert found.centre == (4 * at[0] + 2, 4 * at[1] + 2)
+        assert found.center == (4 * at[0] + 2, 4 * at[1] + 2)

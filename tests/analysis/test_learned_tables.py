@@ -9,7 +9,7 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 
 import vicinal
-from vicinal.analysis.learned_tables.tables import tables_of
+from vicinal.analysis.learned_tables import tables_of
 
 SMALL = {"embed_dim": 24, "num_classes": 5}
 WINDOWS = SMALL | {"img_size": 32, "patch_size": 2, "window_size": 4, "depths": (2, 2), "num_heads": (2, 3)}
@@ -30,7 +30,7 @@ def check_pairs(table, pairs, height, width, prefix=0):
     assert table.over == "offsets"
     assert table.values.shape == (len(pairs), 2 * height - 1, 2 * width - 1)
     assert table.values.dtype == np.float64
-    row_0, column_0 = table.centre
+    row_0, column_0 = table.center
     pairs, found = pairs[:, prefix:, prefix:].numpy(force=True), np.empty((len(pairs), height * width, height * width))
     for query in range(height * width):
         for key in range(height * width):
@@ -69,26 +69,26 @@ def test_a_composition_gives_a_table_of_each_role():
         check_pairs(table, pairs, 4, 4, prefix=1)
 
 
-def test_a_prior_free_per_pair_gives_what_the_centre_patch_sees():
+def test_a_prior_free_per_pair_gives_what_the_center_patch_sees():
     model = vicinal.create_model("vit-micro", prior="elm:share_heads=false", img_size=(16, 24), patch_size=4, depth=1)
     prior = model.blocks[0].attn.prior
     with torch.no_grad():
         prior.flat_mask.normal_()
     (table,) = tables_of(model)
-    assert (table.over, table.role, table.centre) == ("patches", "scale", (2, 3))
+    assert (table.over, table.role, table.center) == ("patches", "scale", (2, 3))
     np.testing.assert_array_equal(table.values, prior.mask[:, 2 * 6 + 3].reshape(4, 4, 6).detach().numpy())
-    assert table.around_centre() is table
+    assert table.around_center() is table
 
 
 @pytest.mark.parametrize("size", [(16, 24), (12, 20), (20, 16)])
-def test_around_the_centre_is_what_the_patch_there_sees(size):
+def test_around_the_center_is_what_the_patch_there_sees(size):
     model = vicinal.create_model(
         "vit-micro", prior="rpe:init=normal", img_size=size, patch_size=4, depth=1, global_pool="avg"
     )
     (table,) = tables_of(model)
-    seen = table.around_centre()
+    seen = table.around_center()
     height, width = size[0] // 4, size[1] // 4
-    row, column = seen.centre
+    row, column = seen.center
     assert (row, column) == (height // 2, width // 2)
     pairs = model.blocks[0].attn.prior()[1].detach()
     expected = pairs[:, row * width + column].reshape(-1, height, width)

@@ -9,8 +9,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
 import vicinal
-from vicinal.analysis.learned_tables.mask_plot import LINES, draw_history, draw_kernels, draw_masks, draw_mixture
-from vicinal.analysis.learned_tables.masks import LayerMask, Masks, masks_of
+from vicinal.analysis.learned_tables import (
+    LayerMask,
+    Masks,
+    draw_convolutions,
+    draw_history,
+    draw_masks,
+    draw_mixture,
+    masks_of,
+)
+from vicinal.analysis.plot_style import PALETTE
 from vicinal.attachment import get_priors
 from vicinal.errors import VicinalError
 from vicinal.training.prior_history import PriorHistory
@@ -47,7 +55,7 @@ def masks_by_hand(layers):
 
 
 def pictures(figure):
-    """All small pictures, in the order they were drawn, without the colour bar's own."""
+    """All small pictures, in the order they were drawn, without the color bar's own."""
     return [image for axes in figure.axes if axes.get_label() != "<colorbar>" for image in axes.images]
 
 
@@ -81,8 +89,8 @@ def test_every_layer_and_head_is_drawn_on_one_scale(prior):
         assert np.array_equal(image.get_array(), expected)
     assert len({id(image.norm) for image in drawn}) == 1
     assert {"blocks.0.attn", "blocks.1.attn", "head 1", "head 2"} <= set(words(figure))
-    assert any(text.startswith(f"a model, {prior}: what multiplies") for text in words(figure))
-    if drawn[0].get_cmap().name == "RdBu_r":  # the middle of the colours changes nothing
+    assert any(text.startswith(f"a model, {prior}: factor of ") for text in words(figure))
+    if drawn[0].get_cmap().name == "RdBu_r":  # the middle of the colors changes nothing
         assert drawn[0].norm(1.0) == pytest.approx(0.5)
     assert_words_are_on_the_page(figure)
 
@@ -90,7 +98,7 @@ def test_every_layer_and_head_is_drawn_on_one_scale(prior):
 @pytest.mark.parametrize("prior", ["elm", "gab", "gmm:share_heads=true"])
 def test_heads_that_are_the_same_are_drawn_once(prior):
     masks = masks_with(prior, depth=8)
-    for figure in (draw_masks(masks), draw_kernels(masks)):
+    for figure in (draw_masks(masks), draw_convolutions(masks)):
         assert len(pictures(figure)) == 8
         assert "head 1" not in words(figure)
         assert {f"blocks.{number}.attn" for number in range(8)} <= set(words(figure))
@@ -116,7 +124,7 @@ def test_twelve_layers_of_twelve_heads_have_room():
 
 def test_layers_of_other_grids_and_head_counts_are_drawn_too():
     masks = masks_by_hand([(2, vicinal.Grid(9, 9)), (4, vicinal.Grid(5, 5)), (4, vicinal.Grid(1, 3))])
-    for figure in (draw_masks(masks), draw_kernels(masks)):
+    for figure in (draw_masks(masks), draw_convolutions(masks)):
         assert len(pictures(figure)) == 2 + 4 + 4
         assert [words(figure).count(f"head {head + 1}") for head in range(4)] == [1] * 4
         assert_words_are_on_the_page(figure)
@@ -139,7 +147,7 @@ def test_the_query_is_marked_as_offset_zero():
 
 def test_kernels_are_drawn_relative_to_even_attention():
     masks = masks_with("conv")
-    drawn = pictures(draw_kernels(masks))
+    drawn = pictures(draw_convolutions(masks))
     for image, expected in zip(drawn, (head for layer in masks.layers for head in layer.convolution), strict=True):
         assert np.array_equal(image.get_array(), expected * 4 * 6)
         assert image.get_array().mean() == pytest.approx(1)
@@ -151,7 +159,7 @@ def test_a_blank_prior_is_drawn_too():
     for prior in ("gmm", "rpe"):
         masks = masks_of(vicinal.create_model("vit-micro", prior=prior, img_size=16, depth=1))
         assert_words_are_on_the_page(draw_masks(masks))
-        assert_words_are_on_the_page(draw_kernels(masks))
+        assert_words_are_on_the_page(draw_convolutions(masks))
 
 
 def test_the_mixture_is_the_sum_of_its_kernels_over_the_distance():
@@ -162,7 +170,7 @@ def test_the_mixture_is_the_sum_of_its_kernels_over_the_distance():
     for head, axes in enumerate(figure.axes[:-1]):
         assert axes.get_title() == f"head {head + 1}"
         *kernels, whole, _ = axes.lines
-        assert [line.get_color() for line in kernels] == list(LINES[:3])
+        assert [line.get_color() for line in kernels] == list(PALETTE[:3])
         for number, distance in enumerate(whole.get_xdata()):
             heights = [
                 mixture.alpha[kernel, head] * math.exp(-(distance**2) / (2 * (mixture.sigma[kernel, head] ** 2 + 1e-5)))
@@ -190,7 +198,7 @@ def test_each_mixture_of_a_composition_has_a_picture():
         draw_mixture(masks, 0, "gmm-3")
 
 
-def test_no_two_kernels_have_one_colour_however_many_there_are():
+def test_no_two_kernels_have_one_color_however_many_there_are():
     figure = draw_mixture(masks_with("gmm:kernels=9"), 0)
     kernels = figure.axes[0].lines[:9]
     assert len({line.get_color() for line in kernels}) == 9
@@ -205,9 +213,9 @@ def test_no_two_kernels_have_one_colour_however_many_there_are():
 
 
 def test_a_layer_without_a_mixture_is_told_what_to_use():
-    with pytest.raises(VicinalError, match=r"blocks.0.attn carries rpe, which is no mixture .* `vicinal analyze fit"):
+    with pytest.raises(VicinalError, match=r"blocks.0.attn .* rpe.* not a mixture"):
         draw_mixture(masks_with("rpe"), 0)
-    with pytest.raises(VicinalError, match="unknown layer 5: 2 layers have a prior"):
+    with pytest.raises(VicinalError, match="unknown layer 5: there are 2 "):
         draw_mixture(masks_with("gmm"), 5)
 
 
@@ -236,6 +244,6 @@ def test_a_history_shows_each_head_and_their_mean():
             assert mean.get_ydata() == pytest.approx(values[:, kernel].mean(1))
             assert list(mean.get_xdata()) == [0, 1, 2, 3]
             assert mean.get_linewidth() > heads[0].get_linewidth()
-            assert {line.get_color() for line in (mean, *heads)} == {LINES[kernel]}
+            assert {line.get_color() for line in (mean, *heads)} == {PALETTE[kernel]}
     assert {"gmm.sigma, patches", "gmm.alpha", "gab.amplitude", "epoch", "kernel 3"} <= set(words(figure))
     assert_words_are_on_the_page(figure)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vicinal
-from vicinal.analysis.learned_tables.masks import masks_of
+from vicinal.analysis.learned_tables import masks_of
 from vicinal.attachment import get_priors
 from vicinal.errors import VicinalError
 
@@ -56,7 +56,7 @@ def test_tables_hold_what_every_pair_of_patches_gets(prior):
                     row, column = (key // width - query // width), (key % width - query % width)
                     if layer.over == "offsets":
                         found = table[:, row + height - 1, column + width - 1]
-                    elif query == 2 * width + 3:  # the patch in the centre
+                    elif query == 2 * width + 3:  # the central patch
                         found = table[:, key // width, key % width]
                     else:
                         continue
@@ -101,12 +101,12 @@ def test_every_mixture_of_a_composition_is_there_and_the_scale_is_their_product(
 
 @pytest.mark.parametrize("logit", [1.0, -0.5, 3.0])
 @pytest.mark.parametrize("prior", PRIORS)
-def test_the_convolution_is_what_the_centre_attends_to_where_all_content_is_the_same(prior, logit):
+def test_the_convolution_is_what_the_center_attends_to_where_all_content_is_the_same(prior, logit):
     model = model_with(prior)
     for layer in masks_of(model, logit=logit).layers:
         scale, bias = get_priors(model)[layer.name]()
         height, width, query = 4, 7, 1 + 2 * 7 + 3
-        assert layer.centre == (2, 3)
+        assert layer.center == (2, 3)
         for head in range(layer.heads):
             weights = []
             for key in range(1, 1 + height * width):
@@ -145,7 +145,7 @@ def test_a_prior_on_some_layers_gives_masks_of_these():
 @pytest.mark.parametrize("prior", ["gmm:kernels=3+gab", "elm"])
 def test_files_hold_every_number_at_its_offset(tmp_path, prior):
     masks = masks_of(model_with(prior))
-    masks.write_csv(tmp_path / "masks.csv")
+    masks.save(tmp_path / "masks.csv")
     with open(tmp_path / "masks.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == sum(
@@ -159,7 +159,7 @@ def test_files_hold_every_number_at_its_offset(tmp_path, prior):
         values = getattr(layer, line["quantity"])
         assert float(line["value"]) == values[int(line["head"]) - 1, row + down, column + right]
         assert line["prior"] == prior
-    masks.write_json(tmp_path / "masks.json")
+    masks.save(tmp_path / "masks.json")
     stored = json.loads((tmp_path / "masks.json").read_text())
     assert stored == masks.as_dict()
     assert (stored["model"], stored["logit"]) == ("vicinal_vit_micro", 1)
@@ -173,7 +173,7 @@ def test_files_hold_every_number_at_its_offset(tmp_path, prior):
 def test_learned_options_are_written_by_layer_kernel_and_head(tmp_path):
     model = model_with("gmm:kernels=3+conv")
     masks = masks_of(model)
-    masks.write_options_csv(tmp_path / "options.csv")
+    masks.save_options(tmp_path / "options.csv")
     with open(tmp_path / "options.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     heads = masks.layers[0].heads
@@ -192,19 +192,17 @@ def test_learned_options_are_written_by_layer_kernel_and_head(tmp_path):
 
 
 def test_bad_input_is_told():
-    with pytest.raises(VicinalError, match=r"carries no prior, .* `vicinal train --prior gmm` .*`vicinal analyze fit`"):
+    with pytest.raises(VicinalError, match="has no prior"):
         masks_of(vicinal.create_model("vit-micro", depth=1))
     model = model_with("gmm")
-    with pytest.raises(VicinalError, match="unknown layer 2: 2 layers have a prior, 0 to 1"):
+    with pytest.raises(VicinalError, match="unknown layer 2: there are 2 "):
         masks_of(model).index(2)
     with pytest.raises(VicinalError, match=r"unknown layer 'blocks.7.attn'; did you mean 'blocks"):
         masks_of(model).index("blocks.7.attn")
-    with pytest.raises(VicinalError, match="logit is a number, such as 1, given nan"):
+    with pytest.raises(VicinalError, match=r"logit .* got nan"):
         masks_of(model, logit=math.nan)
-    with pytest.raises(VicinalError, match=r"logit is so large, 1e\+308, that the prior of blocks.0.attn times it"):
+    with pytest.raises(VicinalError, match=r"logit .* 1e\+308.* blocks.0.attn"):
         masks_of(model_with("gmm:init=spread"), logit=1e308)
     next(iter(get_priors(model).values())).flat_alpha.data.fill_(math.nan)
-    with pytest.raises(
-        VicinalError, match=r"the prior of blocks.0.attn is not finite; train again with a lower --prior"
-    ):
+    with pytest.raises(VicinalError, match=r"prior of blocks.0.attn is not finite"):
         masks_of(model)

@@ -4,7 +4,7 @@ import torch
 from PIL import Image
 
 import vicinal
-from vicinal.analysis.attention_maps.overlay import attention_map, draw_overlay
+from vicinal.analysis.attention_maps import attention_map, draw_overlay
 
 
 def inputs_of(module, run):
@@ -95,7 +95,7 @@ def test_the_map_is_drawn_next_to_the_picture_and_leaves_it_alone(tmp_path, chan
         with Image.open(tmp_path / "x.png") as image:
             drawn.append(np.asarray(image.convert("RGB")).astype(int))
     assert figure.get_suptitle() == "a cat of $5, 93.1%"
-    assert [axes.get_title() for axes in figure.axes[:2]] == ["picture", "attention, last layer"]
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["image", "attention, last layer"]
     np.testing.assert_allclose(figure.axes[1].get_images()[1].get_array(), attention / attention.mean(), rtol=1e-6)
     first, second = drawn
     assert first.shape == second.shape

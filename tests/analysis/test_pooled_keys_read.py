@@ -12,13 +12,9 @@ from timm.models.hiera import Hiera
 
 import vicinal
 from vicinal import VicinalError
-from vicinal.analysis.attention_maps.measure import attention_maps
-from vicinal.analysis.attention_maps.plot import draw_maps, draw_statistics
-from vicinal.analysis.attention_maps.rollout import rollout
-from vicinal.analysis.attention_maps.statistics import attention_statistics
-from vicinal.analysis.learned_tables.masks import masks_of
-from vicinal.analysis.learned_tables.tables import tables_of
-from vicinal.analysis.receptive_field.measure import receptive_field
+from vicinal.analysis.attention_maps import attention_maps, attention_statistics, draw_maps, draw_statistics, rollout
+from vicinal.analysis.learned_tables import masks_of, tables_of
+from vicinal.analysis.receptive_field import receptive_field
 from vicinal.inspection import patch_attention
 from vicinal.mixing.transmix import TransMix
 
@@ -209,7 +205,7 @@ def test_tables_are_those_of_the_prior_and_own_biases_between_pooled_tokens_are_
         ("bias", (2, 31, 31)),
     ]
     vicinal.detach(model)
-    with pytest.raises(VicinalError, match=r"not looked into: stages.0.*its keys are not its queries"):
+    with pytest.raises(VicinalError, match=r"not read: stages.0.*its keys are not its queries"):
         tables_of(model, img_size=64)
 
 

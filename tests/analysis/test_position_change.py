@@ -12,7 +12,7 @@ from torch import nn
 
 import vicinal
 from vicinal import VicinalError
-from vicinal.analysis.receptive_field.position_change import changed_positions, is_rotary
+from vicinal.analysis.receptive_field import changed_positions, is_rotary
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 12, "depth": 2, "num_heads": 2, "num_classes": 3}
 WINDOWS = {"img_size": 32, "patch_size": 4, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
@@ -201,7 +201,7 @@ def test_a_model_without_positions_is_refused():
     from timm.models.eva import Eva
 
     network = ResNet(BasicBlock, (1, 1, 1, 1), channels=(4, 4, 8, 8), num_classes=3)
-    with pytest.raises(VicinalError, match=r"ResNet has no position embeddings, .* use positions trained$"):
+    with pytest.raises(VicinalError, match=r"ResNet has no position embeddings"):
         changed_positions(network, "zero").__enter__()
     rotary = Eva(**SMALL | {"num_heads": 1}, use_abs_pos_emb=False, use_rot_pos_emb=True)
     with pytest.raises(VicinalError, match="rotary positions cannot be changed"):

@@ -12,7 +12,7 @@ from torch import nn
 import vicinal
 from lively_models import lively, vit
 from vicinal import VicinalError
-from vicinal.analysis.receptive_field.measure import receptive_field
+from vicinal.analysis.receptive_field import receptive_field
 
 SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
 
@@ -214,14 +214,14 @@ def test_rotary_positions_that_stay_are_told():
         ({"at": (0.5, 1)}, "two whole numbers"),
         ({"mode": "relu"}, "unknown mode 'relu'"),
         ({"positions": "none"}, "unknown positions 'none'"),
-        ({"batch_size": 0}, "at least 1; given 0"),
-        ({"batch_size": 2.5}, "whole number of images, at least 1; given 2.5"),
-        ({"images": None}, "images are a tensor, or batches such as a loader gives; given NoneType"),
+        ({"batch_size": 0}, "batch_size .* got 0"),
+        ({"batch_size": 2.5}, "batch_size .* got 2.5"),
+        ({"images": None}, "images must be .* got NoneType"),
         ({"images": torch.zeros(0, 3, 8, 8)}, "there are no images"),
         ({"images": []}, "there are no images"),
-        ({"images": torch.zeros(3, 8, 8)}, r"images are floating point \(n, channels, height, width\)"),
-        ({"images": torch.zeros(1, 3, 8, 8, dtype=torch.uint8)}, "given torch.uint8"),
-        ({"images": ["a.png"]}, "given str"),
+        ({"images": torch.zeros(3, 8, 8)}, r"images must be .* \(n, channels, height, width\)"),
+        ({"images": torch.zeros(1, 3, 8, 8, dtype=torch.uint8)}, "got torch.uint8"),
+        ({"images": ["a.png"]}, "got str"),
         ({"images": [torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 9)]}, "3 x 8 x 8 and 3 x 8 x 9"),
         ({"images": torch.zeros(1, 3, 9, 9)}, "does not run on images of 3 x 9 x 9"),
         ({"images": torch.full((1, 3, 8, 8), torch.nan)}, "not finite"),
@@ -236,11 +236,11 @@ def test_bad_input_is_refused_with_what_to_do(arguments, message):
 def test_a_field_of_nothing_is_refused():
     model = nn.Sequential(nn.Conv2d(3, 1, 1))
     nn.init.constant_(model[0].weight, -1)
-    with pytest.raises(VicinalError, match=r"no pixel has a positive influence on 0 at 2 2; .* mode abs"):
+    with pytest.raises(VicinalError, match=r"no pixel .* on 0 at 2 2; .*abs"):
         receptive_field(model, torch.randn(1, 3, 4, 4))
     with pytest.raises(VicinalError, match="has no position embeddings"):
         receptive_field(model, torch.randn(1, 3, 4, 4), positions="zero")
     with pytest.raises(VicinalError, match="no block of Linear gives a map"):
         receptive_field(nn.Linear(4, 4), torch.randn(1, 3, 4, 4))
-    with pytest.raises(VicinalError, match=r"takes a torch.nn.Module, given str"):
+    with pytest.raises(VicinalError, match=r"model must be .* got str"):
         receptive_field("vit", torch.randn(1, 3, 4, 4))

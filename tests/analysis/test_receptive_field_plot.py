@@ -4,8 +4,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vicinal import VicinalError
-from vicinal.analysis.receptive_field.measure import ReceptiveField
-from vicinal.analysis.receptive_field.plot import draw_field, draw_fields
+from vicinal.analysis.receptive_field import ReceptiveField, draw_field, draw_fields
 
 
 def a_field(size=(32, 32), grid=(8, 8), at=(4, 4), seed=0, **options):
@@ -64,9 +63,9 @@ def test_changed_positions_are_said():
     assert "positions random" in draw_field(a_field(positions="random")).get_suptitle()
     assert "positions" not in draw_field(a_field()).get_suptitle()
     rotary = a_field(positions="zero", rotary_stay=True)
-    assert "positions zero but for rotary ones" in draw_field(rotary).get_suptitle()
+    assert "positions zero except rotary ones" in draw_field(rotary).get_suptitle()
     titles = [axes.get_title() for axes in draw_fields({"a": rotary, "b": a_field()}).subfigs[0].get_axes()[:2]]
-    assert titles == ["a\nblocks.5, rotary positions stay", "b\nblocks.5"]
+    assert titles == ["a\nblocks.5, rotary positions kept", "b\nblocks.5"]
 
 
 def test_high_images_make_no_high_figures():
@@ -76,7 +75,7 @@ def test_high_images_make_no_high_figures():
 
 
 @pytest.mark.parametrize("size", [(256, 64), (64, 256)])
-def test_a_bar_of_colours_is_as_long_as_its_label(size):
+def test_a_color_bar_is_as_long_as_its_label(size):
     figure = draw_field(a_field(size, (size[0] // 16, size[1] // 16), (1, 1)))
     figure.draw_without_rendering()
     bars = [axes.child_axes[0] for axes in figure.get_axes() if axes.child_axes]

@@ -8,12 +8,12 @@ import torch
 
 from lively_models import vit
 from vicinal import VicinalError
-from vicinal.analysis.receptive_field.measure import receptive_field
-from vicinal.analysis.receptive_field.result import ReceptiveField
+from vicinal.analysis.fit_note import NoteKind
+from vicinal.analysis.receptive_field import ReceptiveField, receptive_field
 
 
-def gaussian_field(size, centre, sigma_y, sigma_x, **options):
-    y, x = np.arange(size[0])[:, None] + 0.5 - centre[0], np.arange(size[1]) + 0.5 - centre[1]
+def gaussian_field(size, center, sigma_y, sigma_x, **options):
+    y, x = np.arange(size[0])[:, None] + 0.5 - center[0], np.arange(size[1]) + 0.5 - center[1]
     field = np.exp(-((y / sigma_y) ** 2) / 2 - (x / sigma_x) ** 2 / 2)
     return made(field / field.sum(), **options)
 
@@ -36,13 +36,13 @@ def test_a_square_is_the_smallest_of_whole_pixels_that_holds_the_share(patch):
             columns = slice(max(0, round(right - wide / 2)), round(right + wide / 2))
             assert (found.field[rows, columns].sum() >= share - 1e-9) == reached
     inside = found.field[4 * patch : 5 * patch, 2 * patch : 3 * patch].sum()
-    assert found.outside_centre_patch == pytest.approx(1 - inside)
+    assert found.outside_center_patch == pytest.approx(1 - inside)
 
 
 def test_patches_of_no_whole_number_of_pixels_share_pixels():
     found = made(np.full((10, 10), 0.01), grid=(4, 4), at=(1, 1))
     assert found.patch == (2.5, 2.5)
-    assert found.outside_centre_patch == pytest.approx(15 / 16)
+    assert found.outside_center_patch == pytest.approx(15 / 16)
     assert found.by_patch == pytest.approx(np.full((4, 4), 1 / 16))
     assert found.square(1) == pytest.approx(12.5)
 
@@ -62,7 +62,7 @@ def test_the_fit_gives_the_widths_of_a_gaussian_in_pixels_and_patches(size, opti
     found = gaussian_field(size, peak, sigma_y=size[0] / 8, sigma_x=size[0] / 10, **options)
     assert found.fit.sigma_y == pytest.approx(size[0] / 8, rel=0.02)
     assert found.fit.sigma_x == pytest.approx(size[0] / 10, rel=0.02)
-    assert (found.fit.centre_y, found.fit.centre_x) == pytest.approx((2, -1), abs=0.1)
+    assert (found.fit.center_y, found.fit.center_x) == pytest.approx((2, -1), abs=0.1)
     assert found.fit.r2 > 0.99
     figures = found.as_dict()["fit"]
     assert figures["sigma_y"]["pixels"] == found.fit.sigma_y
@@ -74,15 +74,15 @@ def test_a_spike_over_a_constant_is_told_as_one():
     field[16:20, 16:20] += 0.2 / 16
     found = made(field, grid=(8, 8), at=(4, 4))
     assert found.constant_share == pytest.approx(0.8, abs=0.01)
-    narrow = "too narrow along x and y to tell how narrow"
-    assert (found.fit.fits, found.fit.note) == (True, f"{narrow}; over a constant that holds 80% of the energy")
+    assert (found.fit.fits, found.fit.kinds) == (True, (NoteKind.TOO_NARROW, NoteKind.MOSTLY_CONSTANT))
+    assert "80%" in found.fit.note
     figures = found.as_dict()["fit"]
     assert figures["at_most"] == {"sigma_x": True, "sigma_y": True}
     assert figures["sigma_x"]["patches"] == pytest.approx(0.33)
     assert figures["constant_share"] == found.constant_share
     wide = gaussian_field((32, 32), (18, 18), 5, 6, grid=(8, 8), at=(4, 4))
     assert wide.as_dict()["fit"]["at_most"] == {"sigma_x": False, "sigma_y": False}
-    assert wide.fit.note is None
+    assert wide.fit.kinds == ()
 
 
 def test_profiles_are_among_the_figures():
@@ -115,10 +115,32 @@ def test_a_saved_field_is_the_same_when_loaded(tmp_path):
     (tmp_path / "other.npz").write_bytes(b"PK")
     np.savez(tmp_path / "another.npz", a=np.zeros(1))
     for name in ("other.npz", "another.npz", "missing.npz"):
-        with pytest.raises(VicinalError, match="holds no receptive field"):
+        with pytest.raises(VicinalError, match=name):
             ReceptiveField.load(tmp_path / name)
 
 
 def test_a_share_of_nothing_is_refused():
-    with pytest.raises(VicinalError, match="above 0 and at most 1"):
+    with pytest.raises(VicinalError, match=r"share .* got 0"):
         made(np.ones((2, 2)) / 4, grid=(2, 2), at=(0, 0)).square(0)
+
+
+def test_old_spellings_warn_and_work():
+    found = gaussian_field((32, 32), (18, 18), 5, 6, grid=(8, 8), at=(4, 4))
+    with pytest.warns(DeprecationWarning, match="ReceptiveField.centre is deprecated; use center"):
+        assert found.centre == found.center
+    with pytest.warns(DeprecationWarning, match="outside_center_patch"):
+        assert found.outside_centre_patch == found.outside_center_patch
+
+
+def test_a_field_is_saved_as_figures_and_pixels_and_printed_as_a_table(tmp_path):
+    found = gaussian_field((32, 32), (18, 18), 5, 6, grid=(8, 8), at=(4, 4))
+    found.save(tmp_path / "field.json")
+    assert json.loads((tmp_path / "field.json").read_text()) == found.as_dict()
+    found.save(tmp_path / "field.csv")
+    energy = np.loadtxt(tmp_path / "field.csv", delimiter=",", skiprows=1)[:, 2]
+    assert np.array_equal(energy, found.field.ravel())
+    with pytest.raises(VicinalError, match=r"field\.txt"):
+        found.save(tmp_path / "field.txt")
+    header, line = found.table().splitlines()[1:]
+    assert header.split()[:5] == ["model", "layer", "sigma_x", "sigma_y", "R^2"]
+    assert line.split()[:3] == ["m", "l", f"{found.fit.sigma_x:.1f}"]

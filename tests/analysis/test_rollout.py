@@ -4,7 +4,7 @@ import torch
 import vicinal
 from attention_by_hand import cait, hooked, swin, swin_place, vit
 from vicinal import VicinalError
-from vicinal.analysis.attention_maps.rollout import rollout
+from vicinal.analysis.attention_maps import rollout
 
 
 def multiplied(weights):

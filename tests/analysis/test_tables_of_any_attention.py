@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import vicinal
-from vicinal.analysis.learned_tables.tables import tables_of
+from vicinal.analysis.learned_tables import tables_of
 
 
 class Odd(nn.Module):
@@ -33,7 +33,7 @@ class Odd(nn.Module):
 
 @pytest.mark.parametrize("kind", ["none", "of the image", "free", "constant"])
 def test_what_is_no_table_is_left_out(kind):
-    with pytest.raises(vicinal.VicinalError, match=r"Odd has no table: it carries no prior.*vicinal train --prior rpe"):
+    with pytest.raises(vicinal.VicinalError, match="Odd has no table"):
         tables_of(Odd(kind))
 
 
@@ -107,9 +107,9 @@ def test_a_bias_inside_of_a_product_is_read():
 def test_layers_that_were_not_read_are_named_with_the_reason():
     model = vicinal.create_model("cait", img_size=16, depth=1, depth_token_only=2)
     first, second = vicinal.inspect(model).refused
-    with pytest.raises(vicinal.VicinalError, match="differs by offset; not looked into: ") as raised:
+    with pytest.raises(vicinal.VicinalError, match="differs by offset; not read: ") as raised:
         tables_of(model)
     assert f"{first.name} and 1 more ({first.reason})" in str(raised.value)
     assert second.reason == first.reason
-    with pytest.raises(vicinal.VicinalError, match=r"differs by offset\. Take"):
+    with pytest.raises(vicinal.VicinalError, match=r"differs by offset\. "):
         tables_of(Odd("none"))

@@ -8,9 +8,7 @@ from timm.models.hiera import Hiera
 from torch import nn
 
 from vicinal import VicinalError
-from vicinal.analysis.attention_maps.measure import attention_maps
-from vicinal.analysis.attention_maps.rollout import rollout
-from vicinal.analysis.attention_maps.statistics import attention_statistics
+from vicinal.analysis.attention_maps import attention_maps, attention_statistics, rollout
 
 ROWS, COLUMNS = 4, 6
 ORDER = torch.randperm(ROWS * COLUMNS, generator=torch.Generator().manual_seed(5))

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import vicinal
-from vicinal.analysis.attention_maps.rollout import rollout
-from vicinal.cli._models import as_file_name
+from vicinal.analysis.attention_maps import rollout
+from vicinal.analysis.output_files import file_stem
 from vicinal.cli.main import main
 from vicinal.data import Preprocessing, decode, evaluation_tensor
 
@@ -123,7 +123,7 @@ def test_nothing_is_left_of_an_earlier_call(models, analyze, tmp_path):
     (tmp_path / "out" / "mine.png").write_text("")
     assert analyze(models["vit"], "--pictures", "3") == 0
     assert analyze(models["swin"], "--pictures", "1", "--count", "1") == 0
-    (picture,) = {as_file_name(row["image"]) for row in rows_of(tmp_path / "out" / "maps.csv")}
+    (picture,) = {file_stem(row["image"]) for row in rows_of(tmp_path / "out" / "maps.csv")}
     assert names_in(tmp_path / "out") == {
         *("mine.png", "attention.png", "attention.csv", "attention.json", "maps.csv", f"maps-{picture}.png"),
     }
@@ -132,17 +132,17 @@ def test_nothing_is_left_of_an_earlier_call(models, analyze, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--layers", "2"], "unknown layer 2: the model has 2 to choose from"),
+        (["--layers", "2"], "unknown layer 2: there are 2 "),
         (["--heads", "0", "4"], "unknown head 4: blocks.0.attn has 4, 0 to 3"),
         (["--query", "0", "8"], "a column from 0 to 7, got 0 8"),
-        (["--pictures", "-1"], "--pictures is a number of pictures, at least 0, given -1"),
-        (["--seed", "-1"], "--seed is a whole number from 0 to 2^63 - 1, given -1"),
+        (["--pictures", "-1"], "pictures must be a whole number >= 0, got -1"),
+        (["--seed", "-1"], "seed must be a whole number from 0 to 2^63 - 1, got -1"),
     ],
 )
 def test_bad_words_are_told_before_anything_is_measured_or_written(
     models, analyze, tmp_path, capsys, monkeypatch, words, message
 ):
-    monkeypatch.setattr("vicinal.analysis.attention_maps.statistics.attention_statistics", None)
+    monkeypatch.setattr("vicinal.analysis.attention_maps.outputs.attention_statistics", None)
     assert analyze(models["vit"], *words) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -23,6 +23,7 @@ def test_bad_input_is_a_short_message(capsys):
     assert main(["cost", "vitt"]) == 2
     assert capsys.readouterr().err.startswith("vicinal: unknown model 'vitt'; did you mean 'vit'")
     assert main(["cost", "vit", "--img-size", "1", "2", "3"]) == 2
-    assert capsys.readouterr().err == "vicinal: --img-size is one number, or height and width; given 3 numbers\n"
+    assert "--img-size" in (message := capsys.readouterr().err)
+    assert "got (1, 2, 3)" in message
     assert main(["cost", "vit", "--batch-size", "0"]) == 2
-    assert "a --batch-size of at least 1" in capsys.readouterr().err
+    assert "batch_size must be a whole number >= 1, got 0" in capsys.readouterr().err

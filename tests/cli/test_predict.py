@@ -98,7 +98,7 @@ def test_what_cannot_be_read_does_not_stop_the_rest(run, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert [each["image"] for each in json.loads(out)] == [str(folder / "a.png"), str(folder / "c.png")]
     problems = err.splitlines()
-    assert problems[0] == "vicinal: without what could not be read:"
+    assert problems[0] == "vicinal: some images could not be read and are left out:"
     assert len(problems) == 5
     for name in ("gone.png", "empty", "b.png", "cut.jpg"):
         assert sum(name in problem for problem in problems) == 1
@@ -123,9 +123,9 @@ def test_explanations_are_drawn_and_overwrite_nothing(run, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top", "0"], "--top and --batch-size are at least 1, given 0 and 32"),
-        (["--batch-size", "0"], "--top and --batch-size are at least 1, given 5 and 0"),
-        (["--explain", "file"], "--explain cannot make the folder file: File exists"),
+        (["--top", "0"], "--top and --batch-size must be at least 1, got 0 and 32"),
+        (["--batch-size", "0"], "--top and --batch-size must be at least 1, got 5 and 0"),
+        (["--explain", "file"], "--explain must be a folder that can be created, got file: File exists"),
     ],
 )
 def test_bad_input_is_a_short_message(run, tmp_path, capsys, monkeypatch, words, message):
@@ -138,8 +138,8 @@ def test_bad_input_is_a_short_message(run, tmp_path, capsys, monkeypatch, words,
 
 def test_no_pictures_are_an_error(run, tmp_path, capsys):
     assert main(["predict", run]) == 2
-    assert capsys.readouterr().err == "vicinal: no pictures to look at: none was given\n"
+    assert capsys.readouterr().err == "vicinal: there are no images: none was given\n"
     assert main(["predict", run, str(tmp_path / "runs")]) == 2
-    assert "no pictures to look at: the folder" in capsys.readouterr().err
+    assert "there are no images: the folder" in capsys.readouterr().err
     assert main(["predict", run + "y", "x.png"]) == 2
     assert f"did you mean {run}?" in capsys.readouterr().err

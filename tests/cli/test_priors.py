@@ -8,16 +8,16 @@ def test_lists_every_prior_with_options_and_parameters(capsys):
     assert main(["priors"]) == 0
     out = capsys.readouterr().out
     for name in list_priors():
-        assert f"\n{name:10}" in out
-    assert "\ngmm               60  Multiplies by a mixture" in out  # 2 x 5 kernels x 6 heads
+        assert f"\n{name} " in out
+    assert ["gmm", "60", "Multiplies"] in [line.split()[:3] for line in out.splitlines()]  # 2 x 5 kernels x 6 heads
     assert "kernels=5, init=identity, share_heads=false" in out
 
 
 def test_counts_parameters_for_the_grid_asked_for(capsys):
     assert main(["priors", "--heads", "2", "--grid", "3", "4"]) == 0
-    out = capsys.readouterr().out
-    assert f"\n{'elm':10}{144:>10}" in out
-    assert f"\n{'rpe':10}{2 * 5 * 7:>10}" in out
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert ["elm", "144"] in lines
+    assert ["rpe", str(2 * 5 * 7)] in lines
 
 
 def test_describes_one_prior_with_formula_and_types(capsys):

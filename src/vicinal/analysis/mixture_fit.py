@@ -1,9 +1,9 @@
-"""Fit a table by a mixture of Gaussians of the distance, as the prior `gmm` has it.
+"""Fits a table with a mixture of Gaussians of the distance, as the prior `gmm` has it.
 
     sum_k alpha_k exp(-|d|^2 / (2 (sigma_k^2 + 1e-5))) + c
 
-Such a mask learns 2 K numbers where a free table learns one for each offset: can it stand in for it? Only the widths
-are searched for; amplitudes and c follow by linear least squares.
+A mixture has 2 K parameters where a free table has one for each offset. Only the widths are searched for; amplitudes
+and c follow by linear least squares.
 """
 
 import math
@@ -14,18 +14,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
 
-from vicinal.analysis.gaussian_fit import NARROWEST, STEPS, WIDEST, Array, as_table, chance, doubt, level, places, unfit
+from vicinal.analysis.fit_checks import (
+    Array,
+    as_table,
+    constant_level,
+    fit_problem,
+    noise_p_value,
+    offsets,
+    table_problem,
+)
+from vicinal.analysis.fit_note import FitNote, NotedFit
+from vicinal.analysis.gaussian_fit import MAX_SIGMA_OVER_SIDE, MAX_STEPS, MIN_SIGMA
+from vicinal.deprecation import renamed_parameters
 from vicinal.errors import VicinalError
 from vicinal.priors.base import EPSILON
 
 __all__ = ["MixtureFit", "fit_mixture", "fit_mixtures"]
 
-CANDIDATES = 24  # widths tried for one more kernel
-SHRINKAGE = 1e-9  # keeps amplitudes of kernels of nearly the same width from running away against each other
+NUM_CANDIDATES = 24  # widths tried for one more kernel
+SHRINKAGE = 1e-9  # ridge penalty: amplitudes of kernels of nearly the same width would grow against each other
 
 
 @dataclass(frozen=True)
-class MixtureFit:
+class MixtureFit(NotedFit):
     """A mixture fitted to a table: `alpha`, `sigma` and `constant` are options of the prior `gmm`."""
 
     alpha: tuple[float, ...]
@@ -33,30 +44,37 @@ class MixtureFit:
     """Widths in patches, from narrow to wide."""
     constant: float
     r2: float
-    """The part of the table's variance that it explains."""
+    """Explained part of the table's variance."""
     ceiling: float
-    """R^2 of the mean at each distance, which no function of the distance surpasses."""
+    """R^2 of the mean at each distance, the maximum for any function of the distance."""
     converged: bool
     fits: bool
-    """Whether it explains at least half of the variance, and more than it would of noise."""
-    note: str | None
-    """Why not."""
+    """Whether the mixture explains at least half of the variance, and more than it would explain of noise."""
+    notes: tuple[FitNote, ...] = ()
+    """Why it does not fit."""
 
     @property
     def kernels(self) -> int:
         """Number of Gaussians."""
         return len(self.alpha)
 
-    def values(self, shape: tuple[int, int], centre: tuple[int, int] | None = None) -> Array:
-        """The mixture as a table; arguments as for `fit_mixtures`."""
-        x, y = places(shape, centre)
+    @renamed_parameters(centre="center")
+    def values(self, shape: tuple[int, int], center: tuple[int, int] | None = None) -> Array:
+        """Returns the mixture as a table of the given shape.
+
+        Args:
+            shape: rows and columns.
+            center: as for `fit_mixture`.
+        """
+        x, y = offsets(shape, center)
         kernels = _kernels((x**2 + y**2).ravel(), np.array(self.sigma))
         table: Array = (kernels @ np.array(self.alpha) + self.constant).reshape(shape)
         return table
 
 
-def fit_mixture(table: ArrayLike, kernels: int, centre: tuple[int, int] | None = None) -> MixtureFit:
-    """The mixture of so many Gaussians that is nearest to a table.
+@renamed_parameters(centre="center")
+def fit_mixture(table: ArrayLike, kernels: int, center: tuple[int, int] | None = None) -> MixtureFit:
+    """Returns the mixture of `kernels` Gaussians that is nearest to a table, in the sense of least squares.
 
     >>> import numpy as np, vicinal
     >>> from vicinal.analysis.mixture_fit import fit_mixture
@@ -70,23 +88,30 @@ def fit_mixture(table: ArrayLike, kernels: int, centre: tuple[int, int] | None =
     Args:
         table: `(rows, columns)`.
         kernels: number of Gaussians.
-        centre: row and column of offset (0, 0); by default the middle.
+        center: row and column of offset (0, 0); by default `(rows // 2, columns // 2)`.
+
+    Raises:
+        VicinalError: if `kernels` is below 1, or the table has another number of axes.
     """
-    return fit_mixtures(table, kernels, centre)[-1]
+    return fit_mixtures(table, kernels, center)[-1]
 
 
-def fit_mixtures(table: ArrayLike, most: int, centre: tuple[int, int] | None = None) -> list[MixtureFit]:
-    """The mixtures of 1, 2, ... `most` Gaussians; each starts from the one before, so that R^2 never falls."""
-    if not isinstance(most, int) or most < 1:
-        raise VicinalError(f"a mixture needs kernels as a whole number >= 1, given {most!r}")
+@renamed_parameters(centre="center", most="max_kernels")
+def fit_mixtures(table: ArrayLike, max_kernels: int, center: tuple[int, int] | None = None) -> list[MixtureFit]:
+    """Returns the mixtures of 1, 2, ... `max_kernels` Gaussians.
+
+    The search for each starts from the one before, so that R^2 never falls. Arguments and errors as for `fit_mixture`.
+    """
+    if not isinstance(max_kernels, int) or max_kernels < 1:
+        raise VicinalError(f"kernels must be a whole number >= 1, got {max_kernels!r}")
     values = as_table(table)
-    reason = unfit(values)
+    problem = table_problem(values)
     found: list[MixtureFit] = []
-    if reason is not None:
-        none = MixtureFit((), (), level(values), math.nan, math.nan, False, False, reason)
-        return [replace(none, alpha=(0.0,) * k, sigma=(1.0,) * k) for k in range(1, most + 1)]
-    profile = _Profile(values, centre)
-    for kernels in range(1, most + 1):
+    if problem is not None:
+        unfitted = MixtureFit((), (), constant_level(values), math.nan, math.nan, False, False, (problem,))
+        return [replace(unfitted, alpha=(0.0,) * k, sigma=(1.0,) * k) for k in range(1, max_kernels + 1)]
+    profile = _Profile(values, center)
+    for kernels in range(1, max_kernels + 1):
         fit = profile.fit(kernels, found[-1].sigma if found else ())
         if found and fit.r2 < found[-1].r2:
             before = found[-1]
@@ -96,26 +121,29 @@ def fit_mixtures(table: ArrayLike, most: int, centre: tuple[int, int] | None = N
 
 
 class _Profile:
-    """A table by distance: a function of the distance meets its means, or nothing."""
+    """The means of a table at each distance: a function of the distance cannot explain more."""
 
-    def __init__(self, table: Array, centre: tuple[int, int] | None) -> None:
-        x, y = places(table.shape, centre)
+    def __init__(self, table: Array, center: tuple[int, int] | None) -> None:
+        x, y = offsets(table.shape, center)
         self.squared, which, counts = np.unique((x**2 + y**2).ravel(), return_inverse=True, return_counts=True)
         self.mean, self.spread, self.cells = float(table.mean()), float(table.std()), table.size
         means = np.bincount(which, (table.ravel() - self.mean) / self.spread) / counts
         self.weights = np.sqrt(counts / table.size)
         self.target = self.weights * means
         self.ceiling = float(self.target @ self.target)
-        self.low, self.high = math.log(NARROWEST), math.log(WIDEST * max(table.shape))
+        self.low, self.high = math.log(MIN_SIGMA), math.log(MAX_SIGMA_OVER_SIDE * max(table.shape))
 
     def fit(self, kernels: int, before: Sequence[float]) -> MixtureFit:
-        """The mixture, from the widths of the one before and one more, or from widths spread evenly."""
+        """Returns the best mixture of a number of kernels.
+
+        The search starts from the widths of the mixture before and one more, and from widths spread evenly.
+        """
         known = np.clip(np.log(np.array(before)), self.low, self.high)
-        more = [np.append(known, width) for width in np.linspace(self.low, self.high, CANDIDATES + 2)[1:-1]]
+        more = [np.append(known, width) for width in np.linspace(self.low, self.high, NUM_CANDIDATES + 2)[1:-1]]
         starts = [min(more, key=lambda logs: float(np.square(self._residual(logs)).sum()))]
         starts.append(np.linspace(self.low, self.high, kernels + 2)[1:-1])
         solutions = [
-            least_squares(self._residual, start, self._jacobian, (self.low, self.high), ftol=1e-6, max_nfev=STEPS)
+            least_squares(self._residual, start, self._jacobian, (self.low, self.high), ftol=1e-6, max_nfev=MAX_STEPS)
             for start in starts
         ]
         best = min(solutions, key=lambda solution: float(solution.cost))
@@ -124,7 +152,8 @@ class _Profile:
         left = self.target - design[: len(self.target)] @ alpha
         r2 = max(0.0, self.ceiling - float(left @ left))
         explaining = min(2 * kernels, len(self.target) - 1)
-        problem = doubt(bool(best.success), r2, chance(r2, explaining, self.cells - 1 - explaining))
+        p_value = noise_p_value(r2, explaining, self.cells - 1 - explaining)
+        problem = fit_problem(bool(best.success), r2, p_value)
         level = self.weights**2 @ _kernels(self.squared, np.exp(logs))
         return MixtureFit(
             alpha=tuple(float(number) for number in alpha * self.spread),
@@ -134,11 +163,11 @@ class _Profile:
             ceiling=self.ceiling,
             converged=bool(best.success),
             fits=problem is None,
-            note=problem,
+            notes=() if problem is None else (problem,),
         )
 
     def _solve(self, logs: Array) -> tuple[Array, Array]:
-        """For these widths: what amplitudes multiply, to meet the target and to stay small, and the best of them."""
+        """Returns the design matrix of given widths, with rows of the ridge penalty below, and the best amplitudes."""
         design = np.vstack([self._weighted(_kernels(self.squared, np.exp(logs))), SHRINKAGE**0.5 * np.eye(len(logs))])
         return design, np.linalg.lstsq(design, self._goal(logs))[0]
 
@@ -148,7 +177,7 @@ class _Profile:
         return left
 
     def _jacobian(self, logs: Array) -> Array:
-        """How the residual changes, but for what amplitudes make up for, as in `fit_gaussian`."""
+        """Returns the Jacobian of the residual in Kaufman's approximation, as in `fit_gaussian`."""
         design, alpha = self._solve(logs)
         squared_widths = np.exp(2 * logs)
         kernels = _kernels(self.squared, np.exp(logs))
@@ -162,12 +191,12 @@ class _Profile:
         return np.append(self.target, np.zeros(len(logs)))
 
     def _weighted(self, columns: Array) -> Array:
-        """Functions of the distance, less their means over the table: the constant makes up for those."""
+        """Returns functions of the distance minus their means over the table, which the constant absorbs, weighted."""
         weighted: Array = self.weights[:, None] * (columns - self.weights**2 @ columns)
         return weighted
 
 
 def _kernels(squared: Array, sigma: Array) -> Array:
-    """Each Gaussian at each squared distance: `(distances, kernels)`."""
+    """Returns each Gaussian at each squared distance, `(distances, kernels)`."""
     kernels: Array = np.exp(-squared[:, None] / (2 * (sigma**2 + EPSILON)))
     return kernels

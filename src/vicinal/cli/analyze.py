@@ -1,4 +1,4 @@
-"""`vicinal analyze`: what a trained model sees, one instrument per file."""
+"""`vicinal analyze`: analyses of a trained model, one per file."""
 
 import importlib
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ __all__ = ["run"]
 INSTRUMENTS = {
     "erf": "effective receptive fields: which pixels a patch depends on",
     "fit": "learned tables, of priors or relative positions, fitted by Gaussians",
-    "masks": "what a prior has learned, layer by layer and head by head",
-    "attention": "where a model looks: maps, rollout, distance and entropy of its heads",
+    "masks": "tables of a prior, by layer and head, and their history",
+    "attention": "attention maps, rollout, and distance and entropy of heads",
 }
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    if not words or words[0] in ("-h", "--help"):
+def run(args: Sequence[str]) -> None:
+    """Runs the instrument that is the first argument after `vicinal analyze`."""
+    if not args or args[0] in ("-h", "--help"):
         lines = "\n".join(f"  {name:12}{line}" for name, line in INSTRUMENTS.items())
         print(
             "usage: vicinal analyze INSTRUMENT RUN [--help] ...\n\n"
-            "Look at a trained model. Pictures and figures go to the run's folder analysis/, or to --out.\n\n"
+            "Analyzes a trained model. Plots and figures are written to analysis/ in the run folder, or to --out.\n\n"
             f"instruments:\n{lines}"
         )
         return
-    if words[0] not in INSTRUMENTS:
-        raise unknown_name("instrument", words[0], INSTRUMENTS)
-    importlib.import_module(f"vicinal.cli.analyze_{words[0]}").run(words[1:])
+    if args[0] not in INSTRUMENTS:
+        raise unknown_name("instrument", args[0], INSTRUMENTS)
+    importlib.import_module(f"vicinal.cli.analyze_{args[0]}").run(args[1:])

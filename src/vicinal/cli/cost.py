@@ -1,4 +1,4 @@
-"""`vicinal cost`: parameters, multiplications, depth and memory of models with and without priors."""
+"""`vicinal cost`: parameters, operations, depth and memory of models with and without priors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vicinal.errors import VicinalError
+from vicinal.cli._models import image_size
 
 __all__ = ["run"]
 
@@ -22,40 +22,30 @@ def cost(
     format: Literal["md", "csv", "json"] = "md",
     out: Path | None = None,
 ) -> None:
-    """What models cost, with and without priors, next to what their papers say.
+    """Measures the cost of models, with and without priors, beside the figures of their papers.
 
     Args:
-        models: names of models, ours or timm's.
-        prior: priors to give each of them.
-        img_size: pixels, or height and width; 32 by default, and a timm model's own size.
-        num_classes: outputs.
-        pool: how features are pooled; each model's default if not given.
-        batch_size: images to compute the memory of activations for.
-        format: a Markdown table to read, or every figure in full as CSV or JSON.
-        out: write to this file instead.
+        models: Names of models, ours or timm's.
+        prior: Priors for each of them.
+        img_size: Pixels, or height and width; by default 32, and a timm model's own size.
+        num_classes: Number of outputs.
+        pool: Pooling of features; each model's default if not given.
+        batch_size: Number of images to compute the memory of activations for.
+        format: A Markdown table, or all figures in full as CSV or JSON.
+        out: File to write to, instead of printing.
     """
-    from vicinal.analysis.cost.measure import cost_of, format_costs
-    from vicinal.models import create_model
+    size = image_size(img_size)
 
-    if len(img_size) > 2:
-        raise VicinalError(f"--img-size is one number, or height and width; given {len(img_size)} numbers")
-    if batch_size < 1 or not models or not prior:
-        raise VicinalError("cost needs a model, a prior, and a --batch-size of at least 1")
-    size = (img_size[0], img_size[-1]) if img_size else None
-    costs = []
-    for name in models:
-        for each in prior:
-            model = create_model(name, prior=each, img_size=size, num_classes=num_classes, global_pool=pool)
-            costs.append(cost_of(model, name, each, batch_size=batch_size))
-    text = format_costs(costs, format)
+    from vicinal.analysis.cost import costs_of, format_costs, save_costs
+
+    costs = costs_of(models, prior, img_size=size, num_classes=num_classes, global_pool=pool, batch_size=batch_size)
     if out is None:
-        print(text)
+        print(format_costs(costs, format))
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n")
+        save_costs(costs, out, format)
         print(f"wrote {out}")
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    tyro.cli(cost, prog="vicinal cost", args=words)
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal cost`, measures, and prints or writes."""
+    tyro.cli(cost, prog="vicinal cost", args=args)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from vicinal.errors import VicinalError
+from vicinal.text_table import text_table
 
 if TYPE_CHECKING:
     from vicinal.attachment.survey import Survey
@@ -58,19 +59,19 @@ def models(
 
 
 def overview() -> str:
-    """Our backbones, then timm's families and how many models each has."""
+    """Returns tables of our backbones, and of timm's families with the number of models in each."""
     from vicinal.attachment.coverage import families
     from vicinal.models import BACKBONES
 
-    lines = [f"{'model':14}{'parameters':>11}  {'patch':9}{'pooling':12}at 32 px, 10 classes"]
+    rows = [["model", "parameters", "patch", "pooling", "at 32 px, 10 classes"]]
     for backbone in BACKBONES.values():
         patches = f"{backbone.patch_for((32, 32))}, {backbone.patch_for((64, 64))}"
         pools = ", ".join(backbone.pools)
-        lines.append(f"{backbone.name:14}{_parameters(backbone):>11,}  {patches:9}{pools:12}{backbone.summary}")
-    lines += ["", "patch: below 64 px, and from 64 px on; pooling: the default first", ""]
-    lines += [f"{'timm family':32}models"]
+        rows.append([backbone.name, f"{_parameters(backbone):,}", patches, pools, backbone.summary])
+    lines = [text_table(rows, right=[1]), "", "patch: below 64 px, and from 64 px on; pooling: the default first", ""]
     counts = Counter(families().values())
-    lines += [f"{family:32}{count:>6}" for family, count in sorted(counts.items())]
+    families_table = [["timm family", "models"], *([family, str(count)] for family, count in sorted(counts.items()))]
+    lines.append(text_table(families_table, right=[1]))
     return "\n".join([*lines, "", "vicinal models 'swin*' lists names; --coverage says which of them take a prior"])
 
 

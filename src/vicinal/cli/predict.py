@@ -1,4 +1,4 @@
-"""`vicinal predict`: what a trained model makes of a user's own pictures."""
+"""`vicinal predict`: classes of a user's own images."""
 
 import json as json_
 import sys
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from vicinal.cli._images import as_seen, batches, search
 from vicinal.errors import VicinalError
 from vicinal.training.model_path import model_folder
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from vicinal.data import Preprocessing
+    from vicinal.inspection.model_inspection import Inspection
 
 __all__ = ["run"]
 
@@ -31,25 +31,28 @@ def predict(
     batch_size: int = 32,
     device: Literal["auto", "cpu"] = "auto",
 ) -> None:
-    """What a trained model takes pictures for: the likeliest classes, with probabilities.
+    """Predicts the classes of images: the most probable ones, with probabilities.
 
     Args:
-        run: a run's folder, a saved model's folder, or hf-hub:owner/name.
-        images: pictures of any size, or folders of them.
-        top: number of classes to name.
-        json: print one JSON document, and nothing else.
-        explain: draw each picture, as the model sees it, with the last layer's attention, into this folder.
-        batch_size: pictures at a time.
-        device: auto is a GPU where there is one.
+        run: Folder of a run or of a saved model, or hf-hub:owner/name.
+        images: Images of any size, or folders of them.
+        top: Number of classes to print.
+        json: Print one JSON document, and nothing else.
+        explain: Folder for a plot of each image, as the model takes it, with the attention of the last layer.
+        batch_size: Number of images in a batch.
+        device: auto: a GPU if there is one.
     """
     if top < 1 or batch_size < 1:
-        raise VicinalError(f"--top and --batch-size are at least 1, given {top} and {batch_size}")
+        raise VicinalError(f"--top and --batch-size must be at least 1, got {top} and {batch_size}")
     source = model_folder(run)
-    files, problems = search(images)
+
+    from vicinal.analysis.image_selection import find_image_files, read_images
+
+    files, problems = find_image_files(images)
     if not files:
-        raise VicinalError("no pictures to look at: " + "; ".join(problems or ["none was given"]))
+        raise VicinalError("there are no images: " + "; ".join(problems or ["none was given"]))
     if explain is not None:
-        _make(explain)
+        _make_folder(explain)
 
     import torch
 
@@ -63,10 +66,11 @@ def predict(
     preprocessing = Preprocessing.of_model(declared)
     names = declared.get("label_names")
     documents = []
-    for group, tensors in batches(files, preprocessing, batch_size, problems):
+    inspection = None
+    for group, tensors in read_images(files, preprocessing, batch_size, problems):
         found = _predict(model, tensors, names, top)
         if explain is not None:
-            _explain(model, tensors, preprocessing, group, found, explain)
+            inspection = _explain(model, tensors, preprocessing, group, found, explain, inspection)
         for file, predictions in zip(group, found, strict=True):
             documents.append({"image": file, "predictions": predictions})
             if not json:
@@ -76,7 +80,7 @@ def predict(
     if explain is not None and documents:
         print(f"drew {len(documents)} into {explain}", file=sys.stderr)
     if problems:
-        raise VicinalError("without what could not be read:\n  " + "\n  ".join(problems))
+        raise VicinalError("some images could not be read and are left out:\n  " + "\n  ".join(problems))
 
 
 def _predict(
@@ -112,30 +116,36 @@ def _explain(
     files: Sequence[str],
     found: Sequence[Sequence[dict[str, Any]]],
     folder: Path,
-) -> None:
-    from vicinal.analysis.attention_maps.overlay import attention_map, draw_overlay
+    inspection: "Inspection | None",
+) -> "Inspection":
+    """Draws attention maps into a folder, and returns the inspection of the model for the next batch."""
+    from vicinal.analysis.attention_maps import attention_map, draw_overlay, inspect_images
+    from vicinal.analysis.image_selection import denormalize
+    from vicinal.analysis.plot_style import save_figure
 
     like = next(model.parameters())
-    maps = attention_map(model, tensors.to(like.device, like.dtype))
-    pictures = as_seen(tensors, preprocessing)
+    inspection = inspection or inspect_images(model, tensors)
+    maps = attention_map(model, tensors.to(like.device, like.dtype), inspection=inspection)
+    pictures = denormalize(tensors, preprocessing)
     for file, picture, attention, predictions in zip(files, pictures, maps, found, strict=True):
         title = f"{_name(predictions[0])}, {predictions[0]['probability']:.1%}"
-        draw_overlay(picture, attention, title).savefig(_unused(folder, Path(file).stem), dpi=130)
+        save_figure(draw_overlay(picture, attention, title), _unused(folder, Path(file).stem))
+    return inspection
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise VicinalError(f"--explain cannot make the folder {folder}: {error.strerror}") from None
+        raise VicinalError(f"--explain must be a folder that can be created, got {folder}: {error.strerror}") from None
 
 
 def _unused(folder: Path, stem: str) -> Path:
-    """A file for a picture that is there for no other one, neither of this run nor of another."""
+    """Returns a file name for a plot that does not exist yet."""
     names = (f"{stem}.png" if number == 1 else f"{stem}-{number}.png" for number in count(1))
     return next(folder / name for name in names if not (folder / name).exists())
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    tyro.cli(predict, prog="vicinal predict", args=words)
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal predict`, predicts and prints."""
+    tyro.cli(predict, prog="vicinal predict", args=args)

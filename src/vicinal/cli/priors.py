@@ -10,6 +10,7 @@ import tyro
 from vicinal.grid import Grid
 from vicinal.priors import build_prior, get_prior, list_priors, prior_options
 from vicinal.priors.spec import describe_type
+from vicinal.text_table import text_table
 
 __all__ = ["run"]
 
@@ -42,15 +43,16 @@ def priors(
 
 
 def table(heads: int, grid: Grid) -> str:
-    """All priors, a line each, then their options."""
+    """Returns a table of all priors, with their options."""
     lines = [f"parameters per layer are for {heads} heads on a {grid.height} x {grid.width} grid", ""]
-    lines.append(f"{'prior':10}{'parameters':>10}  what it does, and its options with their defaults")
+    rows = [["prior", "parameters", "what it does, and its options with their defaults"]]
     for name in list_priors():
         count = sum(parameter.numel() for parameter in build_prior(name, heads=heads, grid=grid).parameters())
-        lines.append(f"{name:10}{count:>10}  {_summary(name)}")
+        rows.append([name, str(count), _summary(name)])
         options = [f"{option.name}={option.default}".lower() for option in prior_options(name)]
-        lines += [f"{'':22}{', '.join(options)}"] if options else []
+        rows += [["", "", ", ".join(options)]] if options else []
     lines += [
+        text_table(rows, right=[1]),
         "",
         "write them as name:option=value,option=value and join several with +, as in gmm:kernels=3,init=spread+gab",
     ]

@@ -1,15 +1,34 @@
-"""Selects attention layers of a model: `last 4`, `[0, 1, 2]`, or what a function says."""
+"""Selects layers of a model: `last 4`, indices, names, or by a function."""
 
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from vicinal.errors import VicinalError
+from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.sites import AttentionSite
 
-__all__ = ["Layers", "select_layers"]
+__all__ = ["Layers", "layer_index", "select_layers"]
 
-Layers = str | Sequence[int] | Callable[[int, str], bool]
+Layers = str | Sequence[int | str] | Callable[[int, str], bool]
+
+
+def layer_index(names: Sequence[str], layer: int | str) -> int:
+    """Returns the index of a layer among `names`, from 0.
+
+    Args:
+        names: of all layers, in their order.
+        layer: name, or index from 0 or, below 0, from the end.
+
+    Raises:
+        VicinalError: if there is no such layer.
+    """
+    if isinstance(layer, str):
+        if layer not in names:
+            raise unknown_name("layer", layer, names)
+        return list(names).index(layer)
+    if not -len(names) <= layer < len(names):
+        raise VicinalError(f"unknown layer {layer}: there are {len(names)} layers, 0 to {len(names) - 1}")
+    return layer % len(names)
 
 
 def select_layers(
@@ -19,7 +38,7 @@ def select_layers(
 
     Args:
         sites: attention layers, in the order in which they run.
-        layers: `last 4`, `first 2`, indices, or a function of index and module name; None for all.
+        layers: `last 4`, `first 2`, indices or names, or a function of index and module name; None for all.
         exclude: patterns of module names to leave out.
 
     Raises:
@@ -36,10 +55,7 @@ def select_layers(
             raise VicinalError(f"layers must be 'first N' or 'last N' with N from 1 to {len(sites)}, got {layers!r}")
         chosen = sites[:count] if words[1] == "first" else sites[-count:]
     elif layers is not None:
-        wrong = [number for number in layers if not -len(sites) <= number < len(sites)]
-        if wrong:
-            raise VicinalError(f"unknown layer {wrong[0]}: the model has {len(sites)} to choose from")
-        wanted = {number % len(sites) for number in layers}
+        wanted = {layer_index([site.name for site in sites], layer) for layer in layers}
         chosen = [site for number, site in enumerate(sites) if number in wanted]
     chosen = [site for site in chosen if not any(fnmatch.fnmatch(site.name, pattern) for pattern in patterns)]
     if not chosen:

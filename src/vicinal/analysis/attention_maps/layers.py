@@ -1,6 +1,6 @@
-"""The attention layers that can be read as maps of the image, and where their tokens sit.
+"""Attention layers that can be read as maps of the image, with the cells of their tokens.
 
-Tokens can be in any order, and some have no place: class tokens, registers, padding. Everything here is indexed by
+Tokens can be in any order, and some have no cell: class tokens, registers, padding. Everything here is indexed by
 `Cells`, so that shifted, padded and dilated windows need no case of their own.
 """
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from vicinal.cells import Cells, PairLayout
 from vicinal.errors import VicinalError
-from vicinal.inspection.attention_tap import find_attention
 from vicinal.inspection.layer_selection import Layers, select_layers
 from vicinal.inspection.model_inspection import Inspection
 from vicinal.inspection.patch_attention import check_has_map, reads_image
@@ -23,13 +22,13 @@ __all__ = ["AttentionLayer", "find_layers"]
 
 @dataclass(frozen=True, eq=False)
 class AttentionLayer:
-    """One attention layer that has a map, and where its tokens sit."""
+    """One attention layer that has a map, with the cells of its tokens."""
 
     index: int
-    """Among the model's attention layers, from 0."""
+    """Index among the model's attention layers, from 0."""
     site: AttentionSite
     cells: Cells
-    """Cells of the keys, which a map is made of."""
+    """Cells of the keys: those of the map."""
     single: bool
     """Whether one query reads the image, as in CaiT's class layers and attention pooling; else all tokens do."""
     image: tuple[int, int]
@@ -43,7 +42,7 @@ class AttentionLayer:
 
     @property
     def pooled(self) -> bool:
-        """Whether queries and keys are in other cells, as pooled keys and halos are."""
+        """Whether queries and keys are in different cells, as with pooled keys and halos."""
         return not self.query_cells.same_as(self.cells)
 
     @property
@@ -79,7 +78,7 @@ class AttentionLayer:
 
     @property
     def windows(self) -> int:
-        """Number of windows that the map is cut into; 1 where attention is global."""
+        """Number of windows that the map is divided into; 1 if attention is global."""
         return self.cells.windows
 
     @property
@@ -101,10 +100,10 @@ class AttentionLayer:
     def offsets(self) -> Tensor:
         """Returns rows and columns from each query to each key in patches, `(windows or 1, queries, keys, 2)`.
 
-        They mean nothing where one of the two has no place.
+        They are meaningless if one of the two has no place.
 
         Raises:
-            VicinalError: if queries and keys are in other cells, and their distance is not clear.
+            VicinalError: if queries and keys are in different cells whose distance is not known.
         """
         if not self.pooled:
             places = self.cells.coordinates.double()
@@ -127,8 +126,8 @@ class AttentionLayer:
     def wrapped(self) -> Tensor:
         """Returns which pairs of tokens came into one window across the image's edge, bool `(windows, tokens, tokens)`.
 
-        Rows, or columns, of a window that are further apart than those of other windows are on two sides of the edge.
-        Where keys are pooled, that is not looked for.
+        Rows, or columns, of a window that are farther apart than those of other windows are on two sides of the edge.
+        None are returned if keys are pooled.
         """
         if self.pooled:
             return torch.zeros(self.windows, self.query_cells.tokens, self.keys, dtype=torch.bool)
@@ -138,7 +137,7 @@ class AttentionLayer:
             used = [each[each >= 0].unique() for each in lines]
             step = min((int(each.diff().min()) for each in used if len(each) > 1), default=1)
             for window, (line, own) in enumerate(zip(lines, used, strict=True)):
-                starts = own[1:][own.diff() > step]  # first line behind each gap
+                starts = own[1:][own.diff() > step]  # first line after each gap
                 side = torch.bucketize(line, starts, right=True)
                 pairs[window] |= side[:, None] != side
         both = self.placed[:, :, None] & self.placed[:, None]
@@ -175,14 +174,14 @@ def find_layers(
     """Returns the layers that are asked for, in the order in which they run; and why others are left out, by name.
 
     Args:
-        inspection: of the model.
+        inspection: that of the model.
         layers: as for `tap`. All by default; those that have no map are then left out.
-        check: raises VicinalError for a layer that is of no use for other reasons.
+        check: raises VicinalError for a layer that cannot be used for another reason.
 
     Raises:
         VicinalError: if a layer is asked for and has no map, or if no layer is left.
     """
-    sites = find_attention(inspection.runner.model, None, None, inspection).sites
+    sites = inspection.sites
     chosen = select_layers(sites, layers)
     found, left_out = [], {}
     for index, site in enumerate(sites):

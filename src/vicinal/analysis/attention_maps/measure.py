@@ -1,87 +1,20 @@
-"""What a patch, the class token or the mean patch looks at: maps of any layer and head, laid on the image's grid."""
+"""Measures attention maps of a patch, the class token or the mean patch, in any layer and head."""
 
-import csv
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vicinal.analysis.attention_maps.layers import AttentionLayer
 from vicinal.analysis.attention_maps.query import Query, check_query, patch_in, query_in
 from vicinal.analysis.attention_maps.reader import attention_reader
+from vicinal.analysis.attention_maps.result import AttentionMap
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.layer_selection import Layers
+from vicinal.inspection.model_inspection import Inspection
 
-__all__ = ["AttentionMap", "attention_maps", "write_maps"]
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionMap:
-    """Where one layer looks, or several in a rollout."""
-
-    model: str
-    layer: str
-    """Name of the module, or what was rolled out."""
-    query: Query
-    heads: tuple[int, ...] | None
-    """Which heads, from 0; None for their mean."""
-    values: Tensor
-    """Attention to each patch, `(n, heads, rows, columns)`; the mean over heads has that axis too, of length 1. What
-    goes to tokens without a place is left out, so the sum over patches may be below 1. Pooled keys are patches here."""
-    query_grid: tuple[int, int] | None = None
-    """Rows and columns of the patches that `query` counts; None for those of the map, unless its keys are pooled."""
-
-    @property
-    def map(self) -> Tensor:
-        """Averaged over the heads that are in it: `(n, rows, columns)`."""
-        return self.values.mean(1)
-
-    @property
-    def whose(self) -> str:
-        """Whose attention it is, in words."""
-        if isinstance(self.query, tuple):
-            return f"the patch at row {self.query[0]}, column {self.query[1]}"
-        return "the class token" if self.query == "class" else "all patches (mean)"
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON; heads from 1."""
-        heads = None if self.heads is None else [head + 1 for head in self.heads]
-        about = {"model": self.model, "layer": self.layer, "query": self.query, "heads": heads}
-        return {**about, "attention": self.values.tolist()}
-
-
-def write_maps(maps: Sequence[AttentionMap], path: str | Path, names: Sequence[str] | None = None) -> None:
-    """Write maps to a file. Heads count from 1.
-
-    Args:
-        maps: of the same images.
-        path: as JSON, or as CSV with a line for each patch, as its ending says.
-        names: of the images; by default they count from 0.
-    """
-    path, counts = Path(path), {len(each.values) for each in maps}
-    if names is not None and counts - {len(names)}:
-        raise VicinalError(f"names is one for each image, given {len(names)} for {max(counts)}")
-    if path.suffix == ".json":
-        images = {} if names is None else {"images": list(names)}
-        path.write_text(json.dumps([{**each.as_dict(), **images} for each in maps], allow_nan=False) + "\n")
-        return
-    if path.suffix != ".csv":
-        raise VicinalError(f"maps are written as .json or .csv, given {path.name}")
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["model", "layer", "query", "image", "head", "row", "column", "attention"])
-        for each in maps:
-            query = each.query if isinstance(each.query, str) else f"{each.query[0]} {each.query[1]}"
-            labels = ["mean"] if each.heads is None else [head + 1 for head in each.heads]
-            for place, value in zip(np.ndindex(*each.values.shape), each.values.flatten().tolist(), strict=True):
-                image, head, row, column = place
-                shown = image if names is None else names[image]
-                writer.writerow([each.model, each.layer, query, shown, labels[head], row, column, value])
+__all__ = ["attention_maps"]
 
 
 def attention_maps(
@@ -93,34 +26,39 @@ def attention_maps(
     query: Query | None = None,
     name: str | None = None,
     batch_size: int = 32,
+    inspection: Inspection | None = None,
 ) -> list[AttentionMap]:
-    """Maps of what a query looks at, one for each layer, with an axis for the heads.
+    """Returns attention maps of a query, one for each layer, with an axis for the heads.
 
     >>> import torch, vicinal
-    >>> from vicinal.analysis.attention_maps.measure import attention_maps
+    >>> from vicinal.analysis.attention_maps import attention_maps
     >>> model = vicinal.create_model("vit-micro", img_size=(32, 48), depth=2)
     >>> (last,) = attention_maps(model, torch.randn(3, 32, 48), layers="last", query=(2, 5))
     >>> last.layer, last.values.shape  # images, heads, rows, columns
     ('blocks.1.attn', torch.Size([1, 4, 8, 12]))
 
-    The model runs as in evaluation, once, with its fused attention; one layer's weights are in memory at a time. With a
-    prior attached, it is the attention under the prior. Heads that talk behind the softmax, as in CaiT, are taken
-    before. In layers with windows, a patch looks at its own window only; the mean is over all of them.
+    The model runs in evaluation mode, once, with its fused attention; one layer's weights are in memory at a time. With
+    a prior attached, it is the attention under the prior. Talking heads, as in CaiT, are read before they are mixed. In
+    layers with windows, a patch attends to its own window only; the mean is over all of them.
 
     Args:
-        model: any vision transformer; it is left as it was.
+        model: any vision transformer; its mode, buffers and random state are restored.
         images: `(n, channels, height, width)` as the model takes them, or one image without the first axis.
-        layers: which attention layers: an index, several, `last 4`, `first 2`, or a function of index and module name;
-            by default all that have such a query.
-        heads: an index or several, from 0; `mean` averages over all; by default each.
+        layers: indices or names of attention layers, `last 4`, `first 2`, or a function of index and module name; by
+            default all that have such a query.
+        heads: index or indices, from 0; `mean` averages over all; by default each.
         query: `class`, `mean`, or row and column of a patch, from 0, on the grid of the first of the layers; on coarser
-            grids it is the patch that holds that one. By default that by which the model classifies: a query that reads
-            the whole image, the class token, or the mean.
-        name: what to call the model; by default its architecture.
-        batch_size: images at a time, which bounds the memory.
+            grids it is the patch that contains that one. By default the one that the model classifies by: a query that
+            reads the whole image, the class token, or the mean.
+        name: display name of the model; by default its architecture.
+        batch_size: number of images in a batch, which bounds the memory.
+        inspection: as `inspect_images` returns it for the model, so that it is not inspected again.
+
+    Raises:
+        VicinalError: if there is no such layer, head or query.
     """
     check_query(query)
-    chosen = _heads(heads)
+    chosen = _head_indices(heads)
     reader = attention_reader(
         model,
         images,
@@ -128,13 +66,10 @@ def attention_maps(
         check=lambda layer: query_in(model, layer, query),
         name=name,
         batch_size=batch_size,
+        inspection=inspection,
     )
-    first, queries = reader.layers[0], dict[str, Query]()
-    for layer in reader.layers:
-        queries[layer.name] = patch_in(layer, query_in(model, layer, query), first)
-        wrong = [head for head in chosen or () if not -layer.heads <= head < layer.heads]
-        if wrong:
-            raise VicinalError(f"unknown head {wrong[0]}: {layer.name} has {layer.heads}, 0 to {layer.heads - 1}")
+    queries = {layer.name: patch_in(layer, query_in(model, layer, query), reader.layers[0]) for layer in reader.layers}
+    _check_heads(reader.layers, chosen)
 
     def keep(layer: AttentionLayer, weights: Tensor) -> Tensor:
         attended = _attention_of_query(layer, weights, queries[layer.name])
@@ -149,16 +84,24 @@ def attention_maps(
     return maps
 
 
-def _heads(heads: Sequence[int] | int | str | None) -> list[int] | None:
-    """Indices, or None for all."""
+def _head_indices(heads: Sequence[int] | int | str | None) -> list[int] | None:
+    """Returns indices of heads; None for all, or for their mean."""
     if isinstance(heads, str):
         if heads != "mean":
             raise unknown_name("heads", heads, ["mean"])
         return None
     chosen = [heads] if isinstance(heads, int) else None if heads is None else list(heads)
     if chosen == []:
-        raise VicinalError("heads is an index, several, or 'mean'; given none")
+        raise VicinalError("heads must be one or more indices, or 'mean', got none")
     return chosen
+
+
+def _check_heads(layers: Sequence[AttentionLayer], heads: Sequence[int] | None) -> None:
+    """Raises VicinalError if a layer does not have one of the heads."""
+    for layer in layers:
+        wrong = [head for head in heads or () if not -layer.heads <= head < layer.heads]
+        if wrong:
+            raise VicinalError(f"unknown head {wrong[0]}: {layer.name} has {layer.heads}, 0 to {layer.heads - 1}")
 
 
 def _attention_of_query(layer: AttentionLayer, weights: Tensor, query: Query) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whose attention is looked at: the class token's, the mean over patches, or that of one patch."""
+"""Queries of attention maps: the class token, the mean over patches, or one patch."""
 
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ Query = Literal["class", "mean"] | tuple[int, int]
 
 
 def check_query(query: Any) -> None:
-    """Raises VicinalError for what is not a query in any layer."""
+    """Raises VicinalError if `query` is not None, `class`, `mean`, or two whole numbers."""
     if isinstance(query, str) and query not in ("class", "mean"):
         raise unknown_name("query", query, ("class", "mean"))
     patch = isinstance(query, tuple | list) and len(query) == 2 and all(isinstance(place, int) for place in query)
@@ -24,10 +24,10 @@ def check_query(query: Any) -> None:
 
 
 def query_in(model: nn.Module, layer: AttentionLayer, query: Query | None) -> Query:
-    """Returns the query that is meant in a layer.
+    """Returns the query of a layer.
 
-    By default it is what the model classifies by, as in `vicinal.inspection.patch_attention`: a query that reads the
-    whole image, the class token, or the mean.
+    By default it is the one that the model classifies by, as in `vicinal.inspection.patch_attention`: a query that
+    reads the whole image, the class token, or the mean.
 
     Raises:
         VicinalError: if the layer has no such query.

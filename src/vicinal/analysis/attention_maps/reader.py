@@ -1,4 +1,4 @@
-"""Reads attention layer by layer: the weights of each are reduced as soon as it has run, and dropped."""
+"""Reads attention layer by layer: the weights of each are reduced as soon as it has run, and released."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.analysis.attention_maps.layers import AttentionLayer, find_layers
-from vicinal.analysis.inputs import in_batches, name_of
+from vicinal.analysis.inputs import check_batch_size, check_same_shape, iterate_batches, model_name
 from vicinal.errors import VicinalError
-from vicinal.inspection.attention_tap import tap
+from vicinal.inspection.attention_tap import find_attention, tap
 from vicinal.inspection.layer_selection import Layers
-from vicinal.inspection.model_inspection import Inspection, inspect_runner
-from vicinal.inspection.model_runner import eval_without_side_effects, make_runner, uncompiled
+from vicinal.inspection.model_inspection import Inspection
+from vicinal.inspection.model_runner import eval_without_side_effects
 from vicinal.inspection.sites import AttentionSite
 
-__all__ = ["AttentionReader", "Reduce", "attention_reader"]
+__all__ = ["AttentionReader", "Reduce", "attention_reader", "inspect_images"]
 
 Reduce = Callable[[AttentionLayer, Tensor], Tensor]
-"""From a layer's weights `(n, windows, heads, queries, keys)` to what is kept of them, `(n, ...)`."""
+"""Function of a layer and its weights `(n, windows, heads, queries, keys)` that returns a reduction, `(n, ...)`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,19 +48,16 @@ class AttentionReader:
         def keep(site: AttentionSite, weights: Tensor) -> Tensor:
             layer = by_name[site.name]
             if weights.shape[-1] != layer.keys:
-                raise VicinalError(f"{site.name} saw {weights.shape[-1]} tokens, where {layer.keys} were expected")
+                raise VicinalError(f"{site.name} must have {layer.keys} keys, got {weights.shape[-1]}")
             weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
             reduced = reduce(layer, weights if layer.windows > 1 else weights.unsqueeze(1))
-            return reduced.to("cpu", copy=True)  # a row of the weights would keep them all
+            return reduced.to("cpu", copy=True)  # a view would keep all weights in memory
 
         reader = tap(runner.model, [layer.index for layer in self.layers], reduce=keep, inspection=self.inspection)
         kept: list[list[Tensor]] = []
         with eval_without_side_effects(runner.model), torch.no_grad():
             for batch in self.batches:
-                if batch.shape[1:] != runner.shape:
-                    raise VicinalError(
-                        f"all images must have one shape, got {_sizes(runner.shape)} and {_sizes(batch.shape[1:])}"
-                    )
+                check_same_shape(batch, runner.shape)
                 with reader:
                     runner(runner.like_model(batch))
                 kept.append(list(reader.weights.values()))
@@ -75,34 +72,53 @@ def attention_reader(
     check: Callable[[AttentionLayer], object] = lambda layer: None,
     name: str | None = None,
     batch_size: int = 32,
+    inspection: Inspection | None = None,
 ) -> AttentionReader:
-    """Returns the layers of a model that have a map, ready to be read; the model runs on noise to find them.
+    """Returns a reader of the layers of a model that have a map; the model runs on noise to find them.
 
     Args:
-        model: any vision transformer; it is left as it was.
+        model: any vision transformer; its mode, buffers and random state are restored.
         images: `(n, channels, height, width)` as the model takes them; or one image without the first axis; or batches,
-            alone or, as loaders give them, with labels behind.
+            alone or first in a tuple, as DataLoaders give them.
         layers: as for `find_layers`, or an index.
         check: as for `find_layers`.
-        name: what to call the model; by default its architecture.
-        batch_size: images at a time, which bounds the memory.
+        name: display name of the model; by default its architecture.
+        batch_size: number of images in a batch, which bounds the memory.
+        inspection: as `inspect_images` returns it for the model, so that it is not inspected again.
 
     Raises:
-        VicinalError: if there are no images, or no layer to read.
+        VicinalError: if there are no images, or no layer to read, or the inspection is of another model or
+            for other images.
     """
-    if batch_size < 1:
-        raise VicinalError(f"batch_size must be a number of images, at least 1, got {batch_size}")
+    check_batch_size(batch_size)
     if isinstance(images, Tensor) and images.dim() == 3:
         images = images[None]
-    batches = in_batches(images, batch_size)
+    batches = iterate_batches(images, batch_size)
     first = next(batches, None)
     if first is None:
         raise VicinalError("there are no images; give at least one")
-    model = uncompiled(model)
-    inspection = inspect_runner(make_runner(model, example=first))
+    inspection = find_attention(model, None, first, inspection)
+    check_same_shape(first, inspection.runner.shape)
     found, left_out = find_layers(inspection, [layers] if isinstance(layers, int) else layers, check)
-    return AttentionReader(name or name_of(model), found, left_out, inspection, itertools.chain([first], batches))
+    return AttentionReader(
+        name or model_name(inspection.runner.model), found, left_out, inspection, itertools.chain([first], batches)
+    )
 
 
-def _sizes(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape))
+def inspect_images(model: nn.Module, images: Tensor) -> Inspection:
+    """Returns the attention sites of a model for images of one shape; pass it on to measure several things.
+
+    >>> import torch, vicinal
+    >>> from vicinal.analysis.attention_maps import attention_maps, inspect_images, rollout
+    >>> model, images = vicinal.create_model("vit-micro", depth=2), torch.randn(2, 3, 32, 32)
+    >>> inspection = inspect_images(model, images)
+    >>> maps, rolled = (measure(model, images, inspection=inspection) for measure in (attention_maps, rollout))
+
+    Args:
+        model: any vision transformer; it runs on noise.
+        images: `(n, channels, height, width)`, of which only the shape is used.
+
+    Raises:
+        VicinalError: if the model has no attention.
+    """
+    return find_attention(model, None, images, None)

@@ -1,4 +1,4 @@
-"""Attention rollout: what a query sees of the image through all layers, if attention and skips were all there is.
+"""Measures attention rollout: attention of a query multiplied through all layers and their residual connections.
 
     R = A'_L ... A'_2 A'_1,    A'_l = normalized over keys (1/2 mean over heads of A_l + 1/2 identity)
 
@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from vicinal.analysis.attention_maps.layers import AttentionLayer
-from vicinal.analysis.attention_maps.measure import AttentionMap
 from vicinal.analysis.attention_maps.query import Query, check_query, patch_in, query_in
 from vicinal.analysis.attention_maps.reader import attention_reader
+from vicinal.analysis.attention_maps.result import AttentionMap
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.inspection.layer_selection import Layers
+from vicinal.inspection.model_inspection import Inspection
 
 __all__ = ["rollout"]
 
@@ -28,45 +29,50 @@ def rollout(
     query: Query | None = None,
     name: str | None = None,
     batch_size: int = 32,
+    inspection: Inspection | None = None,
 ) -> AttentionMap:
     """Returns the map of attention multiplied through a model's layers.
 
     >>> import torch, vicinal
-    >>> from vicinal.analysis.attention_maps.rollout import rollout
+    >>> from vicinal.analysis.attention_maps import rollout
     >>> model = vicinal.create_model("vit-micro", img_size=(32, 48), depth=2)
     >>> found = rollout(model, torch.randn(4, 3, 32, 48))
     >>> found.layer, found.map.shape
     ('rollout of 2 layers, blocks.0.attn to blocks.1.attn', torch.Size([4, 8, 12]))
 
-    The model runs as in evaluation, with its fused attention. Windows are put back where they were cut from. Layers in
-    which a single query reads the image, as CaiT's class layers, go on with that query: its residual path leads to a
-    token that is not a patch, so that share is not on the map.
+    The model runs in evaluation mode, with its fused attention. Windows are put back at their place. Layers in which a
+    single query reads the image, as CaiT's class layers, continue with that query: its residual path leads to a token
+    that is not a patch, so that share is not on the map.
 
     Args:
-        model: any vision transformer whose layers are on one grid; it is left as it was.
+        model: any vision transformer whose layers are on one grid; its mode, buffers and random state are restored.
         images: `(n, channels, height, width)` as the model takes them, or one image without the first axis.
         layers: as for `attention_maps`; all by default. In a model of several grids, choose layers on one of them.
         query: as for `attention_maps`.
-        name: what to call the model; by default its architecture.
-        batch_size: images at a time, which bounds the memory.
+        name: display name of the model; by default its architecture.
+        batch_size: number of images in a batch, which bounds the memory.
+        inspection: as for `attention_maps`.
+
+    Raises:
+        VicinalError: if the layers cannot be multiplied, or there is no such query.
     """
     check_query(query)
     asked = _every_layer if layers is None else layers
-    reader = attention_reader(model, images, layers=asked, name=name, batch_size=batch_size)
+    reader = attention_reader(model, images, layers=asked, name=name, batch_size=batch_size, inspection=inspection)
     product = _Product(model, reader.layers, query)
     names = [layer.name for layer in reader.layers]
-    what = f"{len(names)} layers, {names[0]} to {names[-1]}" if len(names) > 1 else names[0]
+    which = f"{len(names)} layers, {names[0]} to {names[-1]}" if len(names) > 1 else names[0]
     values = reader.reduce(product.multiply)[-1].unflatten(1, product.first.size)[:, None]
-    return AttentionMap(reader.model, f"rollout of {what}", product.query, None, values)
+    return AttentionMap(reader.model, f"rollout of {which}", product.query, None, values)
 
 
 class _Product:
-    """The product so far, of a batch of images; a batch begins with the first layer.
+    """The product so far, for a batch of images; the first layer starts a new batch.
 
     Args:
-        model: that the layers are of.
+        model: the model of the layers.
         layers: those to multiply.
-        query: whose row of the product is asked for; None for what the model classifies by.
+        query: the row of the product to return; None for the one that the model classifies by.
 
     Raises:
         VicinalError: if the layers cannot be multiplied, or there is no such query.
@@ -104,9 +110,9 @@ class _Product:
         """Multiplies by a layer's weights, and returns how much the query attends to each cell so far, `(n, cells)`."""
         weights = weights.mean(2)
         if layer.single:
-            seen = weights[:, 0, 0, layer.order.to(weights.device)]
+            attended = weights[:, 0, 0, layer.order.to(weights.device)]
             own = max(layer.keys - self.tokens.shape[1], 0)
-            itself, others = seen[:, :own].sum(1, keepdim=True), seen[:, own:]
+            itself, others = attended[:, :own].sum(1, keepdim=True), attended[:, own:]
             mixed = torch.einsum("nk,nkt->nt", others, self.tokens[:, -others.shape[1] :]) + itself * self.reader
             self.reader = (mixed + self.reader) / 2
         else:
@@ -128,12 +134,12 @@ class _Product:
 
 
 def _every_layer(index: int, name: str) -> bool:
-    """Selects all layers; those that are asked for cannot be left out."""
+    """Selects all layers: with a selection, a layer that cannot be read raises, and is not left out."""
     return True
 
 
 def _fits(first: AttentionLayer, layer: AttentionLayer) -> bool:
-    """Returns whether a layer can be rolled out behind the first one."""
+    """Returns whether a layer can be rolled out after the first one."""
     more = layer.prefix - first.prefix
     # A query that reads the image can attend to itself, and can leave out tokens that are not patches.
     return layer.size == first.size and (more == 0 or (layer.single and more <= 1))

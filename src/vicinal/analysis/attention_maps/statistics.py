@@ -1,4 +1,4 @@
-"""How far each head looks, and how widely: mean attention distance and entropy, layer by layer.
+"""Measures mean attention distance and entropy of each head, layer by layer.
 
     distance(h) = mean over images and patches q of  sum_k A_h[q, k] |q - k| / sum_k A_h[q, k],      k over patches
     entropy(h)  = mean over images and queries q of  - sum_k A_h[q, k] log A_h[q, k],                k over all keys
@@ -8,12 +8,8 @@ such as the class token, are at no distance, so attention is normalized over pat
 Where a single query reads the image, as in CaiT's class layers, it has an entropy and no distance.
 """
 
-import csv
-import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,144 +17,55 @@ from torch import Tensor, nn
 
 from vicinal.analysis.attention_maps.layers import AttentionLayer
 from vicinal.analysis.attention_maps.reader import attention_reader
+from vicinal.analysis.attention_maps.statistics_result import AttentionStatistics, LayerStatistics
 from vicinal.errors import VicinalError
+from vicinal.inspection.model_inspection import Inspection
 
-__all__ = ["AttentionStatistics", "LayerStatistics", "attention_statistics"]
+__all__ = ["attention_statistics"]
 
-HIDDEN = 1e-6  # models hide a key by adding -100 or less to its logit, which leaves less of it than this
-
-
-@dataclass(frozen=True)
-class LayerStatistics:
-    """What one layer does, head by head; NaN where there is nothing to measure."""
-
-    layer: int
-    """Among the model's attention layers, from 1."""
-    name: str
-    """Of the module."""
-    grid: tuple[int, int]
-    """Rows and columns of patches; where keys or queries are pooled, of the others."""
-    patch: tuple[float, float]
-    """Height and width of a patch, in pixels."""
-    windows: int
-    """Into how many the grid is cut; 1 where attention is global."""
-    keys: int
-    """Tokens that a query may look at, those without a place included."""
-    distance_patches: tuple[float, ...]
-    """Mean attention distance of each head, in patches."""
-    distance_pixels: tuple[float, ...]
-    """The same in pixels."""
-    uniform_patches: float
-    """What the distance would be if a head saw all patches (of its window) alike."""
-    uniform_pixels: float
-    """The same in pixels."""
-    entropy: tuple[float, ...]
-    """Of each head, in nats."""
-    relative_entropy: tuple[float, ...]
-    """Of each head, over the most there can be, log(number of keys): 0 for one key, 1 for all alike."""
-
-
-@dataclass(frozen=True)
-class AttentionStatistics:
-    """What `attention_statistics` found."""
-
-    model: str
-    images: int
-    """How many it is the mean of."""
-    layers: tuple[LayerStatistics, ...]
-    left_out: dict[str, str]
-    """Layers that have no map of the image, by name, with the reason."""
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """A row for each head of each layer, heads from 1; None where there is nothing to measure."""
-        found = []
-        for layer in self.layers:
-            for head, entropy in enumerate(layer.entropy):
-                row = {
-                    "layer": layer.layer,
-                    "name": layer.name,
-                    "head": head + 1,
-                    "distance_patches": layer.distance_patches[head],
-                    "distance_pixels": layer.distance_pixels[head],
-                    "uniform_patches": layer.uniform_patches,
-                    "uniform_pixels": layer.uniform_pixels,
-                    "entropy": entropy,
-                    "relative_entropy": layer.relative_entropy[head],
-                    "keys": layer.keys,
-                    "rows": layer.grid[0],
-                    "columns": layer.grid[1],
-                    "windows": layer.windows,
-                }
-                found.append({key: None if value != value else value for key, value in row.items()})
-        return found
-
-    def as_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
-        return {"model": self.model, "images": self.images, "heads": self._rows(), "left_out": self.left_out}
-
-    def write_json(self, path: str | Path) -> None:
-        """Write `as_dict` to a file."""
-        Path(path).write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n")
-
-    def write_csv(self, path: str | Path) -> None:
-        """Write a line for each head of each layer."""
-        lines = [{"model": self.model, "images": self.images, **row} for row in self._rows()]
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(lines[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(lines)
-
-    def table(self) -> str:
-        """The figures as text, a line for each layer: the mean over heads, and the least and the most of a head."""
-        head = ["layer", "name", "heads", "distance (patches)", "(pixels)", "uniform", "entropy (nats)", "relative"]
-        rows = [head]
-        for layer in self.layers:
-            figures = (layer.distance_patches, layer.distance_pixels, layer.entropy, layer.relative_entropy)
-            patches, pixels, entropy, relative = (_span(each) for each in figures)
-            uniform = "-" if math.isnan(layer.uniform_pixels) else f"{layer.uniform_pixels:.2f}"
-            rows.append([str(layer.layer), layer.name, str(len(layer.entropy)), patches, pixels, uniform])
-            rows[-1] += [entropy, relative]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines = [f"{self.model}: mean over heads (least-most of a head), {_counted(self.images, 'image')}"]
-        for row in rows:
-            cells = [
-                cell.ljust(n) if i == 1 else cell.rjust(n) for i, (cell, n) in enumerate(zip(row, widths, strict=True))
-            ]
-            lines.append("  ".join(cells))
-        if self.left_out:
-            lines.append(f"left out: {_counted(len(self.left_out), 'layer')}. {next(iter(self.left_out.values()))}")
-        return "\n".join(lines)
+MAX_MASKED_WEIGHT = 1e-6  # models mask a key by adding -100 or less to its logit, which leaves less weight
 
 
 def attention_statistics(
-    model: nn.Module, images: Tensor | Iterable[Any], *, name: str | None = None, batch_size: int = 32
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    *,
+    name: str | None = None,
+    batch_size: int = 32,
+    inspection: Inspection | None = None,
 ) -> AttentionStatistics:
-    """Measure how far and how widely every head of every layer looks.
+    """Returns mean attention distance and entropy of every head of every layer.
 
     >>> import torch, vicinal
-    >>> from vicinal.analysis.attention_maps.statistics import attention_statistics
+    >>> from vicinal.analysis.attention_maps import attention_statistics
     >>> model = vicinal.create_model("vit-micro", img_size=(32, 48), depth=2)
     >>> found = attention_statistics(model, torch.randn(4, 3, 32, 48))
     >>> [(layer.name, layer.grid, len(layer.distance_pixels)) for layer in found.layers]
     [('blocks.0.attn', (8, 12), 4), ('blocks.1.attn', (8, 12), 4)]
 
-    The model runs as in evaluation, with its fused attention; one layer's weights are in memory at a time. Windows are
-    put back where they were cut from, so distances are those in the image, and padding does not count. With a prior
-    attached, it is the attention under the prior. Heads that talk behind the softmax, as in CaiT, are taken before.
+    The model runs in evaluation mode, with its fused attention; one layer's weights are in memory at a time. Windows
+    are put back at their place, so distances are those in the image, and padding does not count. With a prior attached,
+    it is the attention under the prior. Talking heads, as in CaiT, are read before they are mixed.
 
     Args:
-        model: any vision transformer; it is left as it was.
-        images: `(n, channels, height, width)` as the model takes them; or batches of them, alone or, as loaders give
-            them, with labels behind.
-        name: what to call the model; by default its architecture.
-        batch_size: images at a time, which bounds the memory.
+        model: any vision transformer; its mode, buffers and random state are restored.
+        images: `(n, channels, height, width)` as the model takes them; or batches, alone or first in a tuple, as
+            DataLoaders give them.
+        name: display name of the model; by default its architecture.
+        batch_size: number of images in a batch, which bounds the memory.
+        inspection: as for `attention_maps`.
+
+    Raises:
+        VicinalError: if there are no images, or no layer can be measured.
     """
-    reader = attention_reader(model, images, check=_check_distances, name=name, batch_size=batch_size)
+    reader = attention_reader(
+        model, images, check=_check_distances, name=name, batch_size=batch_size, inspection=inspection
+    )
     measured = reader.reduce(_measure)
     layers = []
     for layer, values in zip(reader.layers, measured, strict=True):
         if not values[..., 4].isfinite().all():
-            raise VicinalError(f"the attention of {layer.name} is not finite; are the images and the weights?")
+            raise VicinalError(f"the attention of {layer.name} is not finite; check the images and the weights")
         figures = values.double().nanmean(0)  # over images
         patches, pixels, uniform_patches, uniform_pixels, entropy, relative = figures.T.tolist()
         layers.append(
@@ -215,9 +122,9 @@ def _visible(layer: AttentionLayer, weights: Tensor) -> Tensor:
     it.
     """
     highest = weights.amax((0, 2))
-    nowhere = ~(layer.placed.any(0) | (highest.amax(1) > HIDDEN).cpu())
+    nowhere = ~(layer.placed.any(0) | (highest.amax(1) > MAX_MASKED_WEIGHT).cpu())
     hidden = layer.wrapped | layer.padding[:, None]
-    return ~nowhere.to(weights.device)[:, None] & (~hidden.to(weights.device) | (highest > HIDDEN))
+    return ~nowhere.to(weights.device)[:, None] & (~hidden.to(weights.device) | (highest > MAX_MASKED_WEIGHT))
 
 
 def _lengths(layer: AttentionLayer) -> Tensor:
@@ -229,12 +136,3 @@ def _lengths(layer: AttentionLayer) -> Tensor:
     pixels = offsets * torch.tensor(layer.patch, dtype=torch.float64)
     pairs = (layer.placed_queries[:, :, None] & layer.placed[:, None]).double()
     return torch.stack([offsets.norm(dim=-1) * pairs, pixels.norm(dim=-1) * pairs, pairs], -1)
-
-
-def _span(values: tuple[float, ...]) -> str:
-    known = [value for value in values if not math.isnan(value)]
-    return f"{sum(known) / len(known):.2f} ({min(known):.2f}-{max(known):.2f})" if known else "-"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,8 +1,8 @@
-"""The tables of a model: what its attention is multiplied by, or adds, at each offset between two patches.
+"""Reads the tables of a model: the factor, or the bias, of its logits at each offset between two patches.
 
-Priors of this package say it themselves. What other attention adds is read off as it runs, whatever its class: with the
-product of queries and keys set to zero, what reaches the softmax is the bias, and where it differs by the offset only,
-the same for every image, that is a table.
+Priors of this package have them. The bias of other attention is read while it runs, whatever its class: with the
+product of queries and keys set to zero, the bias alone reaches the softmax, and if it depends on the offset only, and
+is the same for every image, it is a table.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vicinal.analysis.learned_tables.center_view import center_view
+from vicinal.analysis.renamed_attribute import RenamedAttribute
 from vicinal.attachment import get_priors
 from vicinal.attention.multi_head import multi_head
 from vicinal.cells import PairLayout
@@ -25,42 +27,44 @@ from vicinal.priors.base import Prior
 
 __all__ = ["LayerTable", "tables_of"]
 
-IMAGES = 2  # different ones, to tell a bias from what depends on the image
-ROUNDING = 1e-5  # of the largest value
+NUM_IMAGES = 2  # different ones: a bias is the same for both
+MAX_ROUNDING = 1e-5  # of the largest value
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTable:
-    """What one attention layer is multiplied by, or adds, by place."""
+    """The factor, or the bias, of the logits of one attention layer, by offset or by patch."""
 
     name: str
-    """Of the attention module."""
+    """Name of the attention module."""
     kind: str
-    """The prior, or the class that holds the bias."""
+    """The spec of the prior, or the name of the class that has the bias."""
     role: Literal["scale", "bias"]
-    """Whether it multiplies logits or is added to them."""
+    """Whether the table multiplies logits or is added to them."""
     over: Literal["offsets", "patches"]
-    """`offsets` between any two patches; or `patches` of the grid, as the one in the centre sees them."""
+    """`offsets` between any two patches; or `patches` of the grid, for the central patch as the query."""
     values: NDArray[Any]
     """`(heads, 2h-1, 2w-1)` over offsets, key - query; `(heads, h, w)` over patches. In double precision."""
-    centre: tuple[int, int]
+    center: tuple[int, int]
     """Row and column of offset (0, 0)."""
 
-    def around_centre(self) -> "LayerTable":
-        """What the patch in the centre of the grid sees of it: `(heads, h, w)`."""
+    centre = RenamedAttribute("center")
+    around_centre = RenamedAttribute("around_center")
+
+    def around_center(self) -> "LayerTable":
+        """Returns the table over patches, for the central patch as the query: values `(heads, h, w)`."""
         if self.over == "patches":
             return self
         height, width = ((length + 1) // 2 for length in self.values.shape[1:])
-        row, column = height - 1 - height // 2, width - 1 - width // 2
-        seen = self.values[:, row : row + height, column : column + width]
-        return replace(self, over="patches", values=seen, centre=(height // 2, width // 2))
+        values = center_view(self.values, height, width, per_offset=True)
+        return replace(self, over="patches", values=values, center=(height // 2, width // 2))
 
 
 def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[LayerTable]:
-    """Returns every table of a model, layer by layer; where a layer has a scale and a bias, the scale first.
+    """Returns every table of a model, layer by layer; if a layer has a scale and a bias, the scale first.
 
     >>> import vicinal
-    >>> from vicinal.analysis.learned_tables.tables import tables_of
+    >>> from vicinal.analysis.learned_tables import tables_of
     >>> model = vicinal.create_model("vit-micro", prior="gmm+rpe:init=normal", depth=2)
     >>> [(table.name, table.role, table.values.shape) for table in tables_of(model)][:2]
     [('blocks.0.attn', 'scale', (4, 15, 15)), ('blocks.0.attn', 'bias', (4, 15, 15))]
@@ -71,7 +75,7 @@ def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[La
         img_size: height and width of the images; by default what the model declares.
 
     Raises:
-        VicinalError: if there is none.
+        VicinalError: if the model has no table.
     """
     runner = make_runner(model, img_size)
     order = {name: number for number, (name, _) in enumerate(model.named_modules())}
@@ -80,39 +84,39 @@ def tables_of(model: nn.Module, *, img_size: ImageSize | None = None) -> list[La
         own, refused = _own_biases(runner)
         found += own
     if not found:
-        others = f"; {_not_looked_into(refused)}" if refused else ""
+        others = f"; {_unread_sites(refused)}" if refused else ""
         raise VicinalError(
-            f"{type(model).__name__} has no table: it carries no prior, and no attention layer of it adds a bias that "
-            f"differs by offset{others}. Take a model with one, as `vicinal train --prior rpe` makes, or such as Swin "
-            "or BEiT"
+            f"{type(model).__name__} has no table: it has no prior, and no attention layer of it adds a bias that "
+            f"differs by offset{others}. Models with a table are those of `vicinal train --prior rpe`, Swin and BEiT"
         )
     return sorted(found, key=lambda table: order.get(table.name.partition("#")[0], -1))
 
 
 def _of_prior(name: str, prior: Prior) -> list[LayerTable]:
+    """Returns the tables of one prior: scale, bias or both."""
     grid, found = prior.grid, []
     for role, values in zip(("scale", "bias"), prior.values(), strict=True):
         if values is None:
             continue
         if prior.per_offset:
-            over, centre = "offsets", (grid.height - 1, grid.width - 1)
+            over, center = "offsets", (grid.height - 1, grid.width - 1)
         else:
-            over, centre = "patches", (grid.height // 2, grid.width // 2)
-            values = values[:, centre[0] * grid.width + centre[1]].reshape(-1, grid.height, grid.width)
+            over, center = "patches", (grid.height // 2, grid.width // 2)
+            values = center_view(values, grid.height, grid.width, per_offset=False)
         kind = prior.spec or type(prior).__name__
-        found.append(LayerTable(name, kind, role, over, _double(values), centre))  # type: ignore[arg-type]
+        found.append(LayerTable(name, kind, role, over, _double(values), center))  # type: ignore[arg-type]
     return found
 
 
-def _not_looked_into(sites: Sequence[AttentionSite]) -> str:
-    """Returns which layers could have a bias that was not read, and why; one for each reason."""
+def _unread_sites(sites: Sequence[AttentionSite]) -> str:
+    """Returns a text that names layers whose bias, if any, was not read, one for each reason."""
     names: dict[str, list[str]] = {}
     for site in sites:
         names.setdefault(site.reason or "its keys are not its queries", []).append(site.name)
     each = (
         f"{its[0]}{f' and {len(its) - 1} more' if len(its) > 1 else ''} ({reason})" for reason, its in names.items()
     )
-    return f"not looked into: {', '.join(each)}"
+    return f"not read: {', '.join(each)}"
 
 
 def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSite]]:
@@ -124,7 +128,7 @@ def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSi
     hooks += [reader.site.module.register_forward_hook(reader.close, always_call=True) for reader in readers]
     try:
         with eval_without_side_effects(runner.model), without_priors(runner.model):
-            runner(runner.noise(IMAGES))
+            runner(runner.noise(NUM_IMAGES))
     finally:
         for hook in hooks:
             hook.remove()
@@ -132,23 +136,23 @@ def _own_biases(runner: ModelRunner) -> tuple[list[LayerTable], list[AttentionSi
 
 
 class _BiasReader(AttentionMode):
-    """Reads what one site adds to its logits: its product is set to zero, so the bias alone reaches the softmax."""
+    """Reads the bias of one site's logits: its product is set to zero, so the bias alone reaches the softmax."""
 
     def __init__(self, site: AttentionSite) -> None:
         super().__init__()
         self.site = site
         self.products = self.softmaxes = self.fused = 0
         self.biases: list[Tensor] = []
-        """What was added in each step, `(images, windows, heads, queries, keys)`."""
+        """Bias of each step, `(images, windows, heads, queries, keys)`."""
         self.table: LayerTable | None = None
 
     def open(self, *_: object) -> None:
-        """Starts to read, when the module's forward starts."""
+        """Starts reading; a forward pre-hook of the module."""
         self.products = self.softmaxes = self.fused = 0
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def close(self, *_: object) -> None:
-        """Stops to read, when the module's forward ends, and makes the table."""
+        """Stops reading and makes the table; a forward hook of the module."""
         self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self.table, self.biases = self._make_table(), []
 
@@ -174,7 +178,7 @@ class _BiasReader(AttentionMode):
         return torch.zeros_like(result) if own and func not in BADDBMMS else result
 
     def on_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Reads what reaches the softmax."""
+        """Reads the input of the softmax."""
         number = self.softmaxes
         self.softmaxes += 1
         steps = [] if self.site.fused else self.site.steps
@@ -196,7 +200,7 @@ class _BiasReader(AttentionMode):
         self.biases.append(self.site.head_layout.standard(bias).double())
 
     def _make_table(self) -> LayerTable | None:
-        """Returns what was added, if it depends on the offset, and on nothing else."""
+        """Returns the table of the bias; None if it does not depend on the offset, or on more than that."""
         layout = self.site.layout
         if not self.biases or layout is None:
             return None
@@ -204,9 +208,9 @@ class _BiasReader(AttentionMode):
         if layout.order is not None:
             order = layout.order.to(added.device)
             added = added.index_select(-2, order).index_select(-1, order)
-        pairs = grid.drop_prefix(added.amax(1))  # a shifted window masks pairs that another one shows
+        pairs = grid.drop_prefix(added.amax(1))  # a shifted window masks pairs that another does not
         values = grid.fold(pairs[0]) / grid.fold(torch.ones_like(pairs[0]))
-        rounding = ROUNDING * float(pairs.abs().max())
+        rounding = MAX_ROUNDING * float(pairs.abs().max())
         varies = bool((values.amax((1, 2)) - values.amin((1, 2)) > rounding).any())
         if not varies or not bool(((pairs - grid.unfold(values)).abs() <= rounding).all()):
             return None

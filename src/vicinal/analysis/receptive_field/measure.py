@@ -1,22 +1,24 @@
-"""ERF, the effective receptive field: which pixels a patch of a feature map depends on, and how much.
+"""Measures the effective receptive field (ERF): which pixels a patch of a feature map depends on, and how much.
 
-    E(p) = mean over images of max(0, mean over colours of d(mean channel of the patch) / d(pixel p)),   sum_p E(p) = 1
+    E(p) = mean over images of max(0, mean over colors of d(mean channel of the patch) / d(pixel p)),   sum_p E(p) = 1
 
 Luo et al., "Understanding the Effective Receptive Field in Deep Convolutional Neural Networks", arXiv:1701.04128; with
-the mean over colours taken before the negative part is clipped, and the clipping image by image, as Kim et al.,
+the mean over colors taken before the negative part is clipped, and the clipping image by image, as Kim et al.,
 arXiv:2305.04722, do for vision transformers. One backward pass serves a batch: no image's patch depends on another
-image's pixels, so the gradient of a sum over images holds each image's own.
+image's pixels, so the gradient of the sum over images contains the gradient of each.
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vicinal.analysis.inputs import in_batches, name_of
+from vicinal.analysis.inputs import check_batch_size, check_same_shape, iterate_batches, model_name
 from vicinal.analysis.receptive_field.position_change import Positions, changed_positions, is_rotary
 from vicinal.analysis.receptive_field.result import Mode, ReceptiveField
 from vicinal.errors import VicinalError, unknown_name
@@ -24,7 +26,7 @@ from vicinal.inspection.feature_maps import find_map
 from vicinal.inspection.model_runner import ModelRunner, eval_without_side_effects, make_runner, uncompiled
 from vicinal.inspection.module_outputs import FeatureMap
 
-__all__ = ["ReceptiveField", "receptive_field"]
+__all__ = ["receptive_field"]
 
 
 def receptive_field(
@@ -36,71 +38,48 @@ def receptive_field(
     mode: Mode = "clip",
     positions: Positions = "trained",
     seed: int = 0,
+    name: str | None = None,
     batch_size: int = 32,
 ) -> ReceptiveField:
-    """Measure which pixels a patch of a layer depends on.
+    """Returns which pixels a patch of a layer depends on, and how much.
 
     >>> import torch, vicinal
-    >>> from vicinal.analysis.receptive_field.measure import receptive_field
+    >>> from vicinal.analysis.receptive_field import receptive_field
     >>> model = vicinal.create_model("vit-micro", img_size=(32, 48))
     >>> found = receptive_field(model, torch.randn(4, 3, 32, 48), layer=0)
     >>> found.layer, found.at, found.grid, found.field.shape
     ('blocks.0', (4, 6), (8, 12), (32, 48))
 
-    The model runs as in evaluation, up to the layer, once for a batch; before, a few times on noise, to find
-    the layer and the patch in it. It is left as it was.
+    The model runs in evaluation mode, up to the layer, once for a batch; before, a few times on noise, to find
+    the layer and the patch in it. Its mode, buffers and random state are restored.
 
     Args:
-        model: any vision model of timm, transformers or torchvision, or a network of convolutions.
-        images: `(n, channels, height, width)` as the model takes them; or batches of them, alone or, as loaders give
-            them, with labels behind.
+        model: any vision model of timm, transformers or torchvision, or a convolutional network.
+        images: `(n, channels, height, width)` as the model takes them; or batches, alone or first in a tuple, as
+            DataLoaders give them.
         layer: index of a block, from the end if below zero, or any module's name; by default the last block. That is
-            before a last norm, behind which the mean over channels hardly depends on the image.
+            before a final norm, whose output has a mean over channels that hardly depends on the image.
         at: row and column of the patch; by default `(rows // 2, columns // 2)`.
-        mode: what becomes of an image's gradient where it is negative: `clip`, zero; `abs`, its absolute value.
-        positions: as they are, or see `changed_positions`.
+        mode: how negative gradients count: `clip`, as zero; `abs`, by their absolute value.
+        positions: `trained`, `random` or `zero`, see `changed_positions`.
         seed: of random positions.
-        batch_size: images in a backward pass, which bounds the memory.
+        name: display name of the model; by default its architecture.
+        batch_size: number of images in a backward pass, which bounds the memory.
+
+    Raises:
+        VicinalError: if the layer or the patch cannot be found, or no pixel has an influence on it.
     """
     model = uncompiled(model)
     if not isinstance(model, nn.Module):
-        raise VicinalError(f"receptive_field takes a torch.nn.Module, given {type(model).__name__}")
+        raise VicinalError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if mode not in get_args(Mode):
         raise unknown_name("mode", mode, get_args(Mode))
-    if not isinstance(batch_size, int) or batch_size < 1:
-        raise VicinalError(f"batch_size is a whole number of images, at least 1; given {batch_size}")
-    with (
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        changed_positions(model, positions, seed=seed) as changed,
-        eval_without_side_effects(model),
-        _without_parameter_gradients(model),
-    ):
-        run, chosen, total, count = None, None, None, 0
-        for batch in in_batches(images, batch_size):
-            if run is None or chosen is None or total is None:
-                run = make_runner(model, example=batch)
-                chosen = find_map(run, layer, at)
-                total = torch.zeros(run.image, dtype=torch.float64)
-            if batch.shape[1:] != run.shape:
-                raise VicinalError(
-                    f"all images have one shape; given {_sizes(run.shape)} and {_sizes(batch.shape[1:])}"
-                )
-            total += _energy(run, chosen, batch, mode)
-            count += len(batch)
-    if chosen is None or total is None:
-        raise VicinalError("there are no images; give at least one")
-    field = total.numpy() / count
-    if not np.isfinite(field).all():
-        raise VicinalError(f"the gradient of {chosen.name} is not finite; are the images and the weights?")
-    if not field.sum() > 0:
-        raise VicinalError(
-            f"no pixel has {'a positive' if mode == 'clip' else 'an'} influence on {chosen.name} at {chosen.at[0]} "
-            f"{chosen.at[1]}; look at another layer or patch" + (", or use mode abs" if mode == "clip" else "")
-        )
+    check_batch_size(batch_size)
+    with torch.inference_mode(False), torch.enable_grad(), changed_positions(model, positions, seed=seed) as changed:
+        chosen, field, count = _mean_energy(model, iterate_batches(images, batch_size), layer, at, mode)
     return ReceptiveField(
-        field=field / field.sum(),
-        model=name_of(model),
+        field=_normalized(field, chosen, mode),
+        model=name or model_name(model),
         layer=chosen.name,
         at=chosen.at,
         grid=(chosen.grid.height, chosen.grid.width),
@@ -113,10 +92,41 @@ def receptive_field(
     )
 
 
+def _mean_energy(
+    model: nn.Module, batches: Iterator[Tensor], layer: int | str | None, at: tuple[int, int] | None, mode: Mode
+) -> tuple[FeatureMap, NDArray[np.float64], int]:
+    """Returns the feature map with its patch, the mean energy `(height, width)`, and the number of images."""
+    first = next(batches, None)
+    if first is None:
+        raise VicinalError("there are no images; give at least one")
+    with eval_without_side_effects(model), _without_parameter_gradients(model):
+        run = make_runner(model, example=first)
+        chosen = find_map(run, layer, at)
+        total, count = torch.zeros(run.image, dtype=torch.float64), 0
+        for batch in itertools.chain([first], batches):
+            check_same_shape(batch, run.shape)
+            total += _energy(run, chosen, batch, mode)
+            count += len(batch)
+    return chosen, total.numpy() / count, count
+
+
+def _normalized(field: NDArray[np.float64], chosen: FeatureMap, mode: Mode) -> NDArray[np.float64]:
+    """Returns a field divided by its sum. Raises VicinalError if it is not finite, or zero."""
+    if not np.isfinite(field).all():
+        raise VicinalError(f"the gradient of {chosen.name} is not finite; check the images and the weights")
+    if not field.sum() > 0:
+        raise VicinalError(
+            f"no pixel has {'a positive' if mode == 'clip' else 'an'} influence on {chosen.name} at {chosen.at[0]} "
+            f"{chosen.at[1]}; choose another layer or patch" + (", or mode='abs'" if mode == "clip" else "")
+        )
+    normalized: NDArray[np.float64] = field / field.sum()
+    return normalized
+
+
 def _energy(run: ModelRunner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> Tensor:
-    """Sum over a batch of each image's energy: `(height, width)`."""
-    # One image is taken twice: on the CPU, torch 2.13 gives a wrong gradient of BatchNorm in evaluation for a batch of
-    # one where tokens come behind it, as in XCiT and LeViT.
+    """Returns the sum over a batch of the energy of each image, `(height, width)`."""
+    # A single image is repeated: on CPUs, torch 2.13 returns a wrong gradient of BatchNorm in evaluation mode for a
+    # batch of one if tokens follow it, as in XCiT and LeViT.
     like = next(run.model.parameters(), batch)
     pixels = batch.repeat(2, 1, 1, 1) if len(batch) == 1 else batch
     pixels = pixels.detach().to(like.device, like.dtype, copy=True).requires_grad_()
@@ -128,7 +138,7 @@ def _energy(run: ModelRunner, chosen: FeatureMap, batch: Tensor, mode: Mode) -> 
 
 @contextlib.contextmanager
 def _without_parameter_gradients(model: nn.Module) -> Iterator[None]:
-    """Only pixels get a gradient inside, which spares memory and half of the backward pass."""
+    """Turns off gradients of parameters inside `with`, which saves memory and half of the backward pass."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -137,7 +147,3 @@ def _without_parameter_gradients(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_()
-
-
-def _sizes(shape: Iterable[int]) -> str:
-    return " x ".join(map(str, shape))

@@ -1,8 +1,9 @@
-"""A measured receptive field: its figures, the Gaussian that is nearest to it, and its file."""
+"""A measured receptive field: its figures, the Gaussian that is nearest to it, a text table and files."""
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -10,25 +11,31 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vicinal.analysis.gaussian_fit import NARROW, GaussianFit, fit_gaussian
+from vicinal.analysis.fit_note import FitNote, NoteKind
+from vicinal.analysis.gaussian_fit import NARROW_SIGMA, GaussianFit, fit_gaussian
+from vicinal.analysis.output_files import temporary_file
 from vicinal.analysis.receptive_field.position_change import Positions
+from vicinal.analysis.renamed_attribute import RenamedAttribute
+from vicinal.analysis.result import AnalysisResult, without_nan
 from vicinal.errors import VicinalError
+from vicinal.text_table import text_table
 
-__all__ = ["SHARES", "Mode", "ReceptiveField"]
+__all__ = ["SHARES", "Mode", "ReceptiveField", "fields_table"]
 
 Mode = Literal["clip", "abs"]
 SHARES = (0.2, 0.3, 0.5, 0.99)
-"""Of the energy, for which `ReceptiveField.as_dict` gives the centred square."""
-FITTED = 64  # cells a side at most that a Gaussian is fitted to: more take seconds
+"""Shares of the energy for which `ReceptiveField.as_dict` has the centered square."""
+MAX_FITTED_SIDE = 64  # cells: fits of larger tables take seconds
+MAX_CONSTANT_SHARE = 0.5  # of the energy, above which a note says that the constant has most of it
 
 
 @dataclass(frozen=True, eq=False)
-class ReceptiveField:
-    """What one patch of a layer depends on. Lengths are in pixels, unless they say patches.
+class ReceptiveField(AnalysisResult):
+    """The pixels on which one patch of a layer depends. Lengths are in pixels, unless they say patches.
 
-    A patch is a cell of the layer's grid when that is laid over the image. The field's centre is the patch's centre,
-    also where the grid is even, so that no patch is in the middle of the image, and where the padding of convolutions
-    moves what a patch sees by a part of it, which `fit` tells.
+    A patch is a cell of the layer's grid, laid over the image. The field's center is the center of the patch, also
+    where the grid is even, so that no patch is in the middle of the image, and where the padding of convolutions shifts
+    the receptive field by a part of a patch, which `fit` measures.
     """
 
     field: NDArray[np.float64]
@@ -43,13 +50,16 @@ class ReceptiveField:
     stem: tuple[int, int]
     """Rows and columns of the finest grid on the way to the layer: the same in a ViT, that of stage one in Swin."""
     images: int
-    """How many it is the mean of."""
+    """Number of images that the field is the mean of."""
     mode: Mode
     positions: Positions
     changed: tuple[str, ...] = ()
     """Names of the positions that were made random or zero."""
     rotary_stay: bool = False
-    """Whether the model has rotary positions that stayed while others were changed."""
+    """Whether the model has rotary positions, which were kept while others were replaced."""
+
+    centre = RenamedAttribute("center")
+    outside_centre_patch = RenamedAttribute("outside_center_patch")
 
     @property
     def patch(self) -> tuple[float, float]:
@@ -57,41 +67,47 @@ class ReceptiveField:
         return self.field.shape[0] / self.grid[0], self.field.shape[1] / self.grid[1]
 
     @property
-    def centre(self) -> tuple[float, float]:
-        """The patch's centre, down and to the right from the image's upper left corner."""
+    def center(self) -> tuple[float, float]:
+        """Center of the patch, down and to the right from the image's upper left corner."""
         return (self.at[0] + 0.5) * self.patch[0], (self.at[1] + 0.5) * self.patch[1]
 
     @property
-    def outside_centre_patch(self) -> float:
-        """Share of the energy that is not in the patch itself."""
+    def outside_center_patch(self) -> float:
+        """Share of the energy outside the patch."""
         return float(1 - self.by_patch[self.at])
 
     def square(self, share: float) -> float:
-        """Side of the smallest square of whole pixels, centred on the patch, that holds a share of the energy.
+        """Returns the side of the smallest square of whole pixels, centered on the patch, with a share of the energy.
 
-        It may stick out of the image, the more so the farther the patch is from the image's centre.
+        The square can extend beyond the image, the more the farther the patch is from the image's center.
+
+        Args:
+            share: above 0 and at most 1.
+
+        Raises:
+            VicinalError: for another share.
         """
         if not 0 < share <= 1:
-            raise VicinalError(f"a share of the energy is above 0 and at most 1, given {share}")
+            raise VicinalError(f"share must be above 0 and at most 1, got {share}")
         sides, shares = self.within
         return float(sides[min(int(np.searchsorted(shares, share - 1e-9)), len(sides) - 1)])
 
     @cached_property
     def within(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sides of centred squares, and the share of the energy in each, both rising."""
+        """Sides of centered squares, and the share of the energy in each, `(n,)` both, in rising order."""
         down, right = (
-            2 * np.abs(np.arange(n) + 0.5 - c) + 1 for n, c in zip(self.field.shape, self.centre, strict=True)
+            2 * np.abs(np.arange(n) + 0.5 - c) + 1 for n, c in zip(self.field.shape, self.center, strict=True)
         )
-        # rounded, because patches of no whole number of pixels give sides that differ in the last digit
+        # Rounded: with patches of a fractional number of pixels, sides differ in the last digit.
         sides, index = np.unique(np.maximum(down[:, None], right).round(9), return_inverse=True)
         return sides, np.bincount(index.ravel(), self.field.ravel()).cumsum()
 
     @property
     def across(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Columns of the stem's grid: their distance to the right of the patch, and their energy (mean column = 1)."""
+        """Distance of each column of the stem's grid to the right of the patch, and its energy (mean column = 1)."""
         columns = self.stem[1]
-        places = (np.arange(columns) + 0.5) * self.field.shape[1] / columns - self.centre[1]
-        return places, self.by_cell(self.stem)[0].sum(0) * columns
+        distances = (np.arange(columns) + 0.5) * self.field.shape[1] / columns - self.center[1]
+        return distances, self.by_cell(self.stem)[0].sum(0) * columns
 
     @property
     def by_patch(self) -> NDArray[np.float64]:
@@ -99,113 +115,181 @@ class ReceptiveField:
         return self.by_cell(self.grid)[0]
 
     def by_cell(self, grid: tuple[int, int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Energy of each cell of a grid that is laid over the image, `(rows, columns)`; and the cells' pixels."""
+        """Returns the energy of each cell of a grid laid over the image, and its number of pixels.
+
+        Both are `(rows, columns)`.
+        """
         down, right = (_overlap(n, count) for n, count in zip(self.field.shape, grid, strict=True))
         return down @ self.field @ right.T, np.outer(down.sum(1), right.sum(1))
 
     @cached_property
     def fit(self) -> GaussianFit:
-        """The 2-D Gaussian that is nearest to the field, in pixels; its centre is told from the patch's.
+        """The 2-D Gaussian that is nearest to the field, in pixels; its center is relative to that of the patch.
 
-        It is fitted to the cells of the stem's grid, because inside of those one sees the weights of an embedding and
-        not how far a layer looks; to 64 x 64 cells at most. Their own width is taken out of the Gaussian's, unless it
-        is too narrow to tell: see `narrow`. Where the constant holds most of the energy, the note says so.
+        It is fitted to the cells of the stem's grid, at most 64 x 64, because inside a cell the field shows the weights
+        of the patch embedding. The variance of a cell is subtracted, unless the Gaussian is too narrow: see `narrow`.
+        A note says if the constant has most of the energy.
         """
-        fit, high, wide = self._by_cell
-        over = f"over a constant that holds {fit.offset * self.field.size:.0%} of the energy"
-        notes = [fit.note, over if fit.fits and fit.amplitude > 0 and fit.offset * self.field.size > 0.5 else None]
+        fit, high, wide = self._fit_by_cell
+        notes, share = fit.notes, fit.offset * self.field.size
+        if fit.fits and fit.amplitude > 0 and share > MAX_CONSTANT_SHARE:
+            text = f"over a constant that has {share:.0%} of the energy"
+            notes = (*notes, FitNote(NoteKind.MOSTLY_CONSTANT, text))
         return replace(
             fit,
             sigma_x=_without_cell(fit.sigma_x, wide),
             sigma_y=_without_cell(fit.sigma_y, high),
-            centre_x=(fit.centre_x + 0.5) * wide - self.centre[1],
-            centre_y=(fit.centre_y + 0.5) * high - self.centre[0],
-            note="; ".join(filter(None, notes)) or None,
+            center_x=(fit.center_x + 0.5) * wide - self.center[1],
+            center_y=(fit.center_y + 0.5) * high - self.center[0],
+            notes=notes,
         )
 
     @property
     def narrow(self) -> dict[str, bool]:
-        """Whether `sigma_x` and `sigma_y` of the fit are only the most that they may be."""
-        fit, _, _ = self._by_cell
-        return {"sigma_x": fit.sigma_x < NARROW, "sigma_y": fit.sigma_y < NARROW}
+        """Whether `sigma_x` and `sigma_y` of the fit are upper bounds only."""
+        fit, _, _ = self._fit_by_cell
+        return {"sigma_x": fit.sigma_x < NARROW_SIGMA, "sigma_y": fit.sigma_y < NARROW_SIGMA}
 
     @cached_property
-    def _by_cell(self) -> tuple[GaussianFit, float, float]:
-        """The Gaussian in cells, and a cell's height and width in pixels."""
-        rows, columns = (min(FITTED, count) for count in self.stem)
+    def _fit_by_cell(self) -> tuple[GaussianFit, float, float]:
+        """The Gaussian in cells, and height and width of a cell in pixels."""
+        rows, columns = (min(MAX_FITTED_SIDE, count) for count in self.stem)
         energy, pixels = self.by_cell((rows, columns))
-        fit = fit_gaussian(energy / pixels, centre=(0, 0))
+        fit = fit_gaussian(energy / pixels, center=(0, 0))
         return fit, self.field.shape[0] / rows, self.field.shape[1] / columns
 
     @property
     def constant_share(self) -> float:
-        """Share of the energy that is in the fit's constant, and not in its Gaussian."""
+        """Share of the energy that is in the fit's constant."""
         return self.fit.offset * self.field.size
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures and the two profiles, for JSON; NaN is None. The field itself is what `save` is for."""
-        (high, wide), fit = self.patch, asdict(self.fit)
-        squares = [{"share": share, "pixels": self.square(share)} for share in SHARES]
-        figures = {
-            "model": self.model,
-            "layer": self.layer,
-            "at": self.at,
-            "grid": self.grid,
-            "stem": self.stem,
-            "patch": self.patch,
-            "image": self.field.shape,
-            "images": self.images,
-            "mode": self.mode,
-            "positions": self.positions,
-            "changed": self.changed,
-            "rotary_stay": self.rotary_stay,
-            "outside_centre_patch": self.outside_centre_patch,
-            "squares": [each | {"patches": each["pixels"] / (high * wide) ** 0.5} for each in squares],
-            "fit": {key: value for key, value in fit.items() if not key.startswith(("sigma", "centre"))}
-            | {"constant_share": self.constant_share}
-            | {key: {"pixels": fit[key], "patches": fit[key] / side} for key, side in _axes(high, wide)}
-            | {"at_most": self.narrow},
-            "across": dict(zip(("pixels", "energy"), map(list, self.across), strict=True)),
-            "within": dict(zip(("pixels", "share"), map(list, self.within), strict=True)),
+        """Returns all figures and the two profiles, ready for JSON. `save` writes the field itself."""
+        side = math.sqrt(math.prod(self.patch))
+        squares = {share: self.square(share) for share in SHARES}
+        about = {name: _as_list(value) for name, value in vars(self).items() if name in METADATA_FIELDS}
+        return {
+            **about,
+            "patch": list(self.patch),
+            "image": list(self.field.shape),
+            "outside_center_patch": self.outside_center_patch,
+            "squares": [
+                {"share": share, "pixels": pixels, "patches": pixels / side} for share, pixels in squares.items()
+            ],
+            "fit": self._fit_as_dict(),
+            "across": {name: each.tolist() for name, each in zip(("pixels", "energy"), self.across, strict=True)},
+            "within": {name: each.tolist() for name, each in zip(("pixels", "share"), self.within, strict=True)},
         }
-        return dict(json.loads(json.dumps(figures, default=list), parse_constant=lambda _: None))
+
+    def _fit_as_dict(self) -> dict[str, Any]:
+        """Returns the fit, ready for JSON: lengths in pixels and in patches."""
+        (high, wide), fit = self.patch, self.fit
+        lengths = {
+            name: {
+                "pixels": without_nan(getattr(fit, name)),
+                "patches": without_nan(getattr(fit, name) / (wide if name.endswith("_x") else high)),
+            }
+            for name in ("sigma_x", "sigma_y", "center_x", "center_y")
+        }
+        constant_share = without_nan(self.constant_share)
+        return {**fit.as_dict(), **lengths, "constant_share": constant_share, "at_most": self.narrow}
+
+    def csv_rows(self) -> Iterator[dict[str, Any]]:
+        """Yields a line for each pixel."""
+        for (row, column), energy in np.ndenumerate(self.field):
+            yield {"row": row, "column": column, "energy": float(energy)}
+
+    def table(self) -> str:
+        """Returns the main figures as text."""
+        return fields_table({self.model: self})
 
     def save(self, path: str | Path) -> None:
-        """Write the field and what it is of, as `.npz` without pickles."""
-        about = {key: value for key, value in vars(self).items() if key in ABOUT}
-        with open(path, "wb") as file:
+        """Writes the field with its metadata, as `.npz` without pickles; or figures as `.json`, or pixels as `.csv`.
+
+        Args:
+            path: the file; its ending chooses the format.
+
+        Raises:
+            VicinalError: for another ending.
+        """
+        if Path(path).suffix != ".npz":
+            return super().save(path)
+        about = {name: value for name, value in vars(self).items() if name in METADATA_FIELDS}
+        with temporary_file(Path(path)) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, field=self.field, about=np.array(json.dumps(about)))
 
     @classmethod
     def load(cls, path: str | Path) -> "ReceptiveField":
-        """Read what `save` wrote."""
+        """Returns the field that `save` wrote as `.npz`.
+
+        Raises:
+            VicinalError: if the file has none.
+        """
         try:
             with np.load(path, allow_pickle=False) as stored:
                 about = json.loads(str(stored["about"]))
-                about = {key: tuple(value) if isinstance(value, list) else value for key, value in about.items()}
+                about = {name: tuple(value) if isinstance(value, list) else value for name, value in about.items()}
                 return cls(field=stored["field"], **about)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise VicinalError(f"{path} holds no receptive field: {error}") from error
+            raise VicinalError(f"{path} is not a receptive field: {error}") from error
 
 
-ABOUT = tuple(name for name in ReceptiveField.__dataclass_fields__ if name != "field")
+METADATA_FIELDS = tuple(name for name in ReceptiveField.__dataclass_fields__ if name != "field")
 
 
-def _axes(high: float, wide: float) -> list[tuple[str, float]]:
-    return [("sigma_x", wide), ("sigma_y", high), ("centre_x", wide), ("centre_y", high)]
+def fields_table(fields: Mapping[str, ReceptiveField]) -> str:
+    """Returns the main figures of fields as text, a line for each.
+
+    Args:
+        fields: by label; at least one.
+    """
+    first = next(iter(fields.values()))
+    about = (
+        f"patch {first.at[0]} {first.at[1]} of {first.grid[0]} x {first.grid[1]}, "
+        f"mean of {first.images} images; lengths in pixels (patches)"
+    )
+    squares = [f"{round(100 * share)}% in" for share in SHARES]
+    header = ["model", "layer", "sigma_x", "sigma_y", "R^2", *squares, "outside patch", ""]
+    rows = [header, *([label, *_cells(field)] for label, field in fields.items())]
+    return f"{about}\n{text_table(rows, right=range(2, len(header) - 1))}"
+
+
+def _cells(field: ReceptiveField) -> list[str]:
+    (high, wide), fit = field.patch, field.fit
+    side = math.sqrt(high * wide)
+    widths = (("sigma_x", fit.sigma_x, wide), ("sigma_y", fit.sigma_y, high))
+    notes = [note.text for note in fit.notes] + ["rotary positions are kept"] * field.rotary_stay
+    return [
+        field.layer,
+        *("< " * field.narrow[name] + _length(sigma, unit) for name, sigma, unit in widths),
+        f"{fit.r2:.3f}" if math.isfinite(fit.r2) else "-",
+        *(_length(field.square(share), side) for share in SHARES),
+        f"{field.outside_center_patch:.1%}",
+        "; ".join(notes),
+    ]
+
+
+def _length(pixels: float, patch: float) -> str:
+    return f"{pixels:.1f} ({pixels / patch:.2f})" if math.isfinite(pixels) else "-"
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _overlap(pixels: int, cells: int) -> NDArray[np.float64]:
-    """How much of each pixel along an axis lies in each cell: `(cells, pixels)`."""
+    """Returns the part of each pixel along an axis that is in each cell, `(cells, pixels)`."""
     edges = np.arange(cells + 1)[:, None] * (pixels / cells)
     return np.diff(np.clip(np.arange(pixels + 1), edges[:-1], edges[1:]), axis=1)
 
 
 def _without_cell(sigma: float, cell: float) -> float:
-    """The width, in pixels, of what was averaged over cells and then had a width of so many cells.
+    """Returns a width in pixels without that of the cells over which the field was averaged.
 
-    Means over cells have a width of their own; where that is nearly all there is, at most the width is known.
+    Args:
+        sigma: fitted width, in cells.
+        cell: side of a cell, in pixels. Its variance is subtracted; if `sigma` is at its lower bound, that is returned.
     """
-    if sigma < NARROW:
-        return NARROW * cell
+    if sigma < NARROW_SIGMA:
+        return NARROW_SIGMA * cell
     return math.sqrt(max((sigma * cell) ** 2 - (cell**2 - 1) / 12, 0.0))
