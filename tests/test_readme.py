@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import vicinal
+
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,7 +40,10 @@ def test_readme_python_examples_run():
 
 
 @pytest.mark.parametrize("page", ["analysis.md", "mixing.md", "models.md", "priors.md"])
-def test_python_examples_of_a_page_run(page):
+def test_python_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if page == "analysis.md":  # it opens a run
+        vicinal.train(vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out="runs/x"))
     run_python_blocks(ROOT / "docs" / page)
 
 
