@@ -4,6 +4,7 @@ A batch is a base image, disturbed copies of it, and the base image again. Each 
 operation as if it had not mixed places.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -67,14 +68,22 @@ def keep_maxima_in_place(x: Tensor, out: Tensor, images: int, dim: Any) -> Tenso
 
 
 def _signs(channels: int, places: int) -> Tensor:
-    """Returns the direction of the disturbance in each place, `(channels, places)`: one of a few patterns by chance.
+    """Returns the direction of the disturbance in each place, `(channels, places)`: one of a few patterns by chance."""
+    patterns, state = _patterns(channels)
+    generator = torch.Generator().set_state(state)
+    return patterns[:, torch.randint(PATTERNS, (places,), generator=generator, device="cpu")]
+
+
+@functools.lru_cache(maxsize=64)  # to sort the channels takes longer than the convolution
+@torch.inference_mode(False)  # what is kept must serve calls in any mode
+def _patterns(channels: int) -> tuple[Tensor, Tensor]:
+    """Returns patterns of signs, `(channels, PATTERNS)`, and the state of the generator that drew them.
 
     As many channels go up as down, because a normalization over channels removes what all of them share.
     """
     generator = torch.Generator().manual_seed(0)
-    ranks = torch.rand(channels, PATTERNS, generator=generator).argsort(0).argsort(0)
-    patterns = torch.where(ranks < (channels + 1) // 2, 1.0, -1.0)
-    return patterns[:, torch.randint(PATTERNS, (places,), generator=generator)]
+    ranks = torch.rand(channels, PATTERNS, generator=generator, device="cpu").argsort(0).argsort(0)
+    return torch.where(ranks < (channels + 1) // 2, 1.0, -1.0), generator.get_state()
 
 
 def unfold_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any, *rest: Any, **more: Any) -> Tensor:
