@@ -83,7 +83,8 @@ def attach(
 
     The model runs a few times on noise, to find its attention, to measure where its tokens sit and to verify each
     module. Its weights keep their names, and `detach` gives it back as it was. What cannot be served is refused, with
-    the reason, and images of another size than `img_size` are an error when the model runs.
+    the reason. On images of another size than `img_size` the grid follows the image; the model raises where it is not
+    known.
 
     Args:
         model: any vision transformer.

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 __all__ = ["KernelPlaces", "Resampling", "kernel_places", "spread_evenly"]
 
+MIN_PLACES_PER_PART = 1.5  # of a map that is spread evenly
 CONVOLUTIONS = {torch.conv2d, F.conv2d}
 POOLINGS = {
     torch.max_pool2d: ("kernel_size", "stride", "padding", "dilation"),
@@ -75,13 +76,17 @@ def spread_evenly(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns the means of maps `(..., rows, columns)` over equal parts of their area, `(..., *size)`.
 
     Parts may hold fractions of places, unlike the windows of `F.adaptive_avg_pool2d`: their centers are evenly spaced.
+    Along an axis with nearly as many parts as places, one at the edge could be all padding; windows, which overlap, are
+    taken there.
     """
     down, across = (_parts(x.shape[axis - 2], size[axis]).to(x) for axis in (0, 1))
     return down @ x @ across.T
 
 
 def _parts(count: int, outputs: int) -> Tensor:
-    """Returns how much of each input place is in each of `outputs` equal parts, `(outputs, count)`."""
+    """Returns how much of each input place is in each of `outputs` equal parts, or windows, `(outputs, count)`."""
+    if count < MIN_PLACES_PER_PART * outputs:
+        return F.adaptive_avg_pool1d(torch.eye(count, dtype=torch.float64)[None], outputs)[0].T
     edges = torch.arange(outputs + 1, dtype=torch.float64)[:, None] * (count / outputs)
     place = torch.arange(count, dtype=torch.float64)
     overlap = torch.minimum(edges[1:], place + 1) - torch.maximum(edges[:-1], place)
