@@ -10,7 +10,7 @@ import vicinal
 from by_hand import assert_same, attention_io, logits_by_hand, project
 from small_models import lively
 from vicinal import Grid
-from vicinal.attachment.subclass import PriorSite, give_prior
+from vicinal.attachment.subclass import PriorSite, add_prior
 from vicinal.cells import Layout
 from vicinal.inspection.attention_mode import Operation, Step
 from vicinal.inspection.head_layout import Factor, HeadLayout
@@ -52,7 +52,7 @@ class Model(nn.Module):
 def test_identity_changes_nothing_however_it_is_called(options, call):
     model = Model(call, **options).eval()
     before = model(PIXELS)
-    give_prior(model.attention, vicinal.Prior(2, Grid(4, 4)), SITE, Layout(Grid(4, 4)))
+    add_prior(model.attention, vicinal.Prior(2, Grid(4, 4)), SITE, Layout(Grid(4, 4)))
     torch.testing.assert_close(model(PIXELS), before, atol=1e-6, rtol=1e-5)
 
 

@@ -26,8 +26,7 @@ from vicinal.analysis.fit_checks import (
     table_problem,
 )
 from vicinal.analysis.fit_note import FitNote, NotedFit, NoteKind
-from vicinal.analysis.renamed_attribute import RenamedAttribute
-from vicinal.deprecation import renamed_parameters
+from vicinal.deprecation import RenamedAttribute, renamed_parameters
 
 __all__ = ["MIN_R2", "FitNote", "GaussianFit", "NoteKind", "fit_gaussian"]
 

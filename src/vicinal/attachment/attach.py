@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from vicinal.attachment.dry_run import inspect, verified
-from vicinal.attachment.placing_inputs import find_placing_inputs, remove_input_hooks, require_inputs
-from vicinal.attachment.subclass import PriorSite, WithPrior, give_prior, original_class, take_prior
+from vicinal.attachment.position_inputs import find_position_inputs, remove_input_hooks, require_inputs
+from vicinal.attachment.subclass import PriorSite, WithPrior, add_prior, original_class, remove_prior
 from vicinal.cells import PairLayout
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
@@ -117,7 +117,7 @@ def attach(
     left |= {site.name: reason for site, each in built if not _fits(each, site)}
     if not fitting:
         raise VicinalError(_nothing(model, left))
-    _give_priors(inspection, fitting)
+    _add_priors(inspection, fitting)
     return Attachment(prior, [_layer(site, each) for site, each in fitting], left)
 
 
@@ -151,21 +151,21 @@ def _build_priors(
     ]
 
 
-def _give_priors(inspection: Inspection, priors: list[tuple[AttentionSite, Prior]]) -> None:
-    """Gives each site's module its prior, and the model the hooks that these need; all of them, or none."""
+def _add_priors(inspection: Inspection, priors: list[tuple[AttentionSite, Prior]]) -> None:
+    """Adds a prior to the module of each site, and the hooks that these need to the model; all of them, or none."""
     sites = [site for site, _ in priors]
-    placing = find_placing_inputs(inspection, sites)
+    names = find_position_inputs(inspection, sites)
     for site, prior in priors:
         device = next((parameter.device for parameter in site.module.parameters()), None)
         prior.to(device=device).train(site.module.training)
         assert site.layout is not None
-        give_prior(site.module, prior, PriorSite.of(site), site.layout)
+        add_prior(site.module, prior, PriorSite.of(site), site.layout)
     try:
         _note_image_size(inspection, sites)
-        require_inputs(inspection, placing)
+        require_inputs(inspection, names)
     except BaseException:
         for site in sites:
-            take_prior(site.module)
+            remove_prior(site.module)
         raise
 
 
@@ -221,7 +221,7 @@ def detach(model: nn.Module) -> int:
     """
     modules = [module for module in model.modules() if isinstance(module, WithPrior)]
     for module in modules:
-        take_prior(module)
+        remove_prior(module)
     for hook in _image_size_hooks(model):
         hook.remove(model)
     remove_input_hooks(model)

@@ -27,7 +27,7 @@ from vicinal.priors.base import Prior
 from vicinal.priors.token_values import TokenPairs
 from vicinal.token_pooling import PooledTokens
 
-__all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "give_prior", "original_class", "take_prior"]
+__all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "add_prior", "original_class", "remove_prior"]
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,8 @@ def _rebuild(base: Any, by_mode: bool) -> nn.Module:
     return cls.__new__(cls)
 
 
-def give_prior(module: nn.Module, prior: Prior, site: PriorSite, layout: Layout, *, by_mode: bool = False) -> None:
-    """Gives a module a prior.
+def add_prior(module: nn.Module, prior: Prior, site: PriorSite, layout: Layout, *, by_mode: bool = False) -> None:
+    """Adds a prior to a module.
 
     Args:
         module: of the site.
@@ -290,7 +290,7 @@ def disable_fast_path(*_: object) -> None:
     """Does nothing. `nn.TransformerEncoderLayer` bypasses `self_attn.forward`, unless a submodule has hooks."""
 
 
-def take_prior(module: nn.Module) -> None:
+def remove_prior(module: nn.Module) -> None:
     """Takes the prior out of a module again."""
     module.__class__ = original_class(module)
     for key, hook in list(module._forward_hooks.items()):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vicinal.attachment.subclass import PriorSite, give_prior, take_prior
+from vicinal.attachment.subclass import PriorSite, add_prior, remove_prior
 from vicinal.attachment.uneven_prior import uneven_prior, values_by_pair, wraps
 from vicinal.attention.multi_head import multi_head
 from vicinal.cells import Cells, PairLayout
@@ -107,11 +107,11 @@ def _check(site: AttentionSite, args: tuple[Any, ...], kwargs: dict[str, Any], r
             expected = run()
         outputs = []
         for prior in (Prior(site.heads, layout.grid), uneven):
-            give_prior(module, prior, PriorSite.of(site), layout)
+            add_prior(module, prior, PriorSite.of(site), layout)
             try:
                 outputs.append(run())
             finally:
-                take_prior(module)
+                remove_prior(module)
     rounding = ROUNDING * float(plain.abs().max())
     effect = float((expected - plain).abs().max())
     kind, reason = RefusalKind.UNVERIFIED, ""

@@ -1,4 +1,4 @@
-"""`vicinal datasets`: what sets of images there are, and what is in one of them."""
+"""`vicinal datasets`: lists datasets, and describes one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +7,11 @@ from typing import Annotated
 import tyro
 
 from vicinal.errors import VicinalError
+from vicinal.text_table import text_table
 
 __all__ = ["run"]
 
-LOOKED_AT = 200  # pictures, to find out sizes
+MAX_SIZE_SAMPLES = 200  # images whose size is read
 
 
 def datasets(
@@ -18,37 +19,35 @@ def datasets(
     /,
     data_dir: Path | None = None,
 ) -> None:
-    """List the sets of images that have a name, or look into one.
+    """Lists the datasets that have a name, or describes one.
 
     Args:
-        name: a set to open and describe; also folder:PATH, parquet:PATH, hub:ID or hub:ID@CONFIG.
-        data_dir: a Parquet copy of a named set, to read in place of the Hub.
+        name: Dataset to open and describe; also folder:PATH, parquet:PATH, hub:ID or hub:ID@CONFIG.
+        data_dir: Folder of a Parquet copy of the dataset, to be used instead of the Hub.
     """
     if name is None and data_dir is not None:
-        raise VicinalError("--data-dir needs the name of a set, as in: vicinal datasets cifar10 --data-dir PATH")
+        raise VicinalError("--data-dir needs the name of a dataset, as in: vicinal datasets cifar10 --data-dir PATH")
     print(overview() if name is None else describe(name, data_dir))
 
 
 def overview() -> str:
-    """All names, a line each, and the other spellings."""
+    """Returns a table of the named datasets, and the other spellings that `--dataset` takes."""
     from vicinal.data.catalog import SETS
     from vicinal.data.open_dataset import SPELLINGS
 
-    lines = [f"{'dataset':17}{'classes':>7}{'train':>11}{'test':>8}{'size':>6}{'channels':>10}  from"]
-    lines.append(f"{'digits':17}{10:>7}{1438:>11,}{359:>8,}{8:>6}{1:>10}  scikit-learn, no download")
+    rows = [["dataset", "classes", "train", "test", "size", "channels", "source"]]
+    rows.append(["digits", "10", "1,438", "359", "8", "1", "scikit-learn, no download"])
     for name, known in SETS.items():
-        train, test = known.images
-        channels = len(known.info.mean)
-        lines.append(
-            f"{name:17}{known.classes:>7,}{train:>11,}{test:>8,}{known.info.size:>6}{channels:>10}  {known.page}"
-        )
-    lines += ["", "size is what to train at, in pixels; validation images are held out of train", ""]
-    lines += [f"{spelling:24}{meaning}" for spelling, meaning in SPELLINGS.items()]
-    return "\n".join([*lines, "", "vicinal datasets NAME [--data-dir PATH] looks into one"])
+        numbers = (known.classes, *known.images, known.info.size, len(known.info.mean))
+        rows.append([name, *(f"{number:,}" for number in numbers), known.page])
+    lines = [text_table(rows, right=range(1, 6)), ""]
+    lines += ["size: image size to train at, in pixels; validation images are held out of train", ""]
+    lines += [text_table(list(SPELLINGS.items())), "", "vicinal datasets NAME [--data-dir PATH] describes one"]
+    return "\n".join(lines)
 
 
 def describe(name: str, data_dir: Path | None) -> str:
-    """One set: its classes, splits, balance, sizes and statistics."""
+    """Returns classes, splits, balance, sizes and statistics of a dataset, one per line."""
     import numpy as np
 
     from vicinal.data import SETS, open_dataset, split
@@ -58,8 +57,8 @@ def describe(name: str, data_dir: Path | None) -> str:
     place = data_dir or (SETS[name].page if name in SETS else "")
     counts = np.bincount(source.train.labels, minlength=count)
     few, many = (f"{counts[at]:,} ({source.class_names[at]})" for at in (counts.argmin(), counts.argmax()))
-    looked_at = np.unique(np.linspace(0, len(source.train) - 1, LOOKED_AT).astype(int))
-    sizes = np.array([source.train.image(int(index)).size for index in looked_at])
+    sampled = np.unique(np.linspace(0, len(source.train) - 1, MAX_SIZE_SAMPLES).astype(int))
+    sizes = np.array([source.train.image(int(index)).size for index in sampled])
     low, high = sizes.min(0), sizes.max(0)
     size = f"{low[1]} x {low[0]}" + ("" if (low == high).all() else f" to {high[1]} x {high[0]}")
     shown = ", ".join(source.class_names[:10]) + (", ..." if count > 10 else "")
@@ -67,15 +66,15 @@ def describe(name: str, data_dir: Path | None) -> str:
         "dataset": f"{name}  {place}".rstrip(),
         "classes": f"{count}: {shown}",
         "images": f"train {len(splits.train):,}, val (out of train) {len(splits.val):,}, test {len(splits.test):,}",
-        "balance": f"{few} to {many} images a class in train and val",
-        "sizes": f"{size} pixels, height x width, of {len(looked_at)} pictures looked at; to train at: {facts.size}",
+        "balance": f"{few} to {many} images per class in train and val",
+        "sizes": f"{size} pixels, height x width, of {len(sampled)} sampled images; train at: {facts.size}",
         "channels": str(source.channels),
         "mean, std": f"{', '.join(map(str, facts.mean))}; {', '.join(map(str, facts.std))}",
         "augmentation": f"AutoAugment policy {facts.policy}, {'flips' if facts.flip else 'no flips'}",
     }
-    return "\n".join(f"{key:14}{value}" for key, value in lines.items())
+    return text_table(list(lines.items()))
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    tyro.cli(datasets, prog="vicinal datasets", args=words)
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal datasets`, and prints."""
+    tyro.cli(datasets, prog="vicinal datasets", args=args)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vicinal.text_table import text_table
+
 if TYPE_CHECKING:
     from vicinal.training.evaluate import Evaluation
 
@@ -41,20 +43,19 @@ def evaluate_run(
 
 def format_evaluation(evaluation: "Evaluation", split: str, class_names: Sequence[str]) -> str:
     """Returns the metrics as text, with a table of accuracies and most frequent confusions by class."""
-    width = max(len("class"), *map(len, class_names))
     lines = [
         f"{split}: {evaluation.images:,} images",
         f"top-1 {100 * evaluation.top1:.2f}%   top-5 {100 * evaluation.top5:.2f}%   loss {evaluation.loss:.4f}",
         f"calibration error {100 * evaluation.calibration_error:.2f}%\n",
-        f"{'class':{width}}  {'images':>6}  {'right':>6}  most often taken for",
     ]
+    rows = [["class", "images", "correct", "most often predicted instead"]]
     for index, name in enumerate(class_names):
         row, accuracy = evaluation.confusion[index], evaluation.per_class[index]
         errors = sorted(((count, other) for other, count in enumerate(row) if other != index and count), reverse=True)
         confusions = ", ".join(f"{class_names[other]} {count}" for count, other in errors[:3])
         percent = "-" if accuracy is None else f"{100 * accuracy:.1f}%"
-        lines.append(f"{name:{width}}  {sum(row):6}  {percent:>6}  {confusions}")
-    return "\n".join(lines)
+        rows.append([name, str(sum(row)), percent, confusions])
+    return "\n".join([*lines, text_table(rows, right=[1, 2])])
 
 
 def run(args: Sequence[str]) -> None:

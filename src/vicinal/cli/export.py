@@ -1,4 +1,4 @@
-"""`vicinal export`: a trained model as a file for other programs."""
+"""`vicinal export`: writes a trained model as a file for other programs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,23 +20,25 @@ def export(
     batch_size: int | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a trained model as one file for other programs, and check that it gives what the model gives.
+    """Writes a trained model as one file for other programs, and checks that its outputs equal the model's.
 
-    Class names and preprocessing go along as JSON: in the metadata of an ONNX file, in the extra files of a pt2 file.
+    Class names and preprocessing are stored as JSON: in the metadata of an ONNX file, in the extra files of a pt2 file.
 
     Args:
-        run: a run's folder, a saved model's folder, or hf-hub:owner/name.
-        format: onnx, for onnxruntime and many more; or pt2, for torch.export.load.
-        out: the file to write; by default RUN/model.onnx or RUN/model.pt2.
-        batch_size: the one number of images that the file takes at a time; any number by default.
-        overwrite: replace a file that is there.
+        run: Folder of a run or of a saved model, or hf-hub:owner/name.
+        format: onnx, for onnxruntime and others; or pt2, for torch.export.load.
+        out: File to write; by default RUN/model.onnx or RUN/model.pt2.
+        batch_size: Fixed number of images in a batch; any number by default.
+        overwrite: Replace an existing file.
     """
     source = model_folder(run)
     file = out or _default(run, format)
     if file.suffix in (".onnx", ".pt2") and file.suffix != f".{format}":
-        raise VicinalError(f"{file} would be a file of --format {format}; name it {file.with_suffix(f'.{format}')}")
+        raise VicinalError(
+            f"{file} must have the suffix of --format {format}; name it {file.with_suffix(f'.{format}')}"
+        )
     if file.exists() and not overwrite:  # before the model is opened
-        raise VicinalError(f"there is a {file} already; give another --out, or --overwrite")
+        raise VicinalError(f"{file} exists already; give another --out, or --overwrite")
 
     from vicinal.models import load
     from vicinal.models.export import TOLERANCE
@@ -59,6 +61,6 @@ def _default(run: str, format: str) -> Path:
     return Path(run, f"model.{format}")
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    tyro.cli(export, prog="vicinal export", args=words)
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal export`, writes the file and prints its size."""
+    tyro.cli(export, prog="vicinal export", args=args)

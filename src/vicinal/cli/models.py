@@ -1,4 +1,4 @@
-"""`vicinal models`: what models there are, and which of them take a prior."""
+"""`vicinal models`: lists models, and surveys which of them take a prior."""
 
 import dataclasses
 import fnmatch
@@ -32,21 +32,22 @@ def models(
     seconds: float = 600.0,
     minutes: float = math.inf,
 ) -> None:
-    """List the models, or find out which of them take a prior.
+    """Lists models, or surveys which of them take a prior.
 
     Args:
-        pattern: of names, such as 'deit*'. Without one, our backbones and timm's families.
-        coverage: make each of a library's models that fit, see which of its attention takes a prior, and write a page.
-        library: whose models: timm, transformers (small ones, with random weights) or segmentation_models_pytorch.
-        out: where that page goes; docs/coverage.md for all of timm, docs/coverage-LIBRARY.md for all of another
-            library, and the same in runs/ for the models of a pattern.
-        notes: what was found, model by model; by default runs/coverage.jsonl or runs/coverage-LIBRARY.jsonl. Models
-            found there are not made again, unless the library has changed.
-        limit: skip timm's models of more than that many million parameters.
-        memory: GiB that making and examining a model can use.
-        seconds: time that making and examining a model can take.
-        minutes: time after which no further model is made. The page counts those that were reached, and the same
-            command goes on with the others.
+        pattern: Pattern of names, such as 'deit*'; without one, our backbones and timm's families are listed.
+        coverage: Create each matching model of a library, inspect which of its attention layers take a prior, and write
+            a page.
+        library: timm, transformers (small models with random weights) or smp, which is segmentation_models_pytorch.
+        out: File of that page; by default docs/coverage.md for all of timm, docs/coverage-LIBRARY.md for all of another
+            library, and the same names in runs/ for the models of a pattern.
+        notes: File of the findings by model; by default runs/coverage.jsonl or runs/coverage-LIBRARY.jsonl. Models
+            found there are not inspected again, unless the version of the library has changed.
+        limit: Maximum number of parameters in millions; larger timm models are skipped.
+        memory: Maximum memory in GiB of creating and inspecting one model.
+        seconds: Maximum time of creating and inspecting one model.
+        minutes: Time after which no further model is created. The page counts those that were reached; the same command
+            continues with the others.
     """
     if coverage:
         stem = "coverage" if library == "timm" else f"coverage-{library}"
@@ -83,7 +84,7 @@ def _parameters(backbone: "Backbone") -> int:
 
 
 def names(pattern: str) -> str:
-    """The names that fit a pattern, ours first."""
+    """Returns the names that match a pattern, one per line, our backbones first."""
     from vicinal.attachment.coverage import families
     from vicinal.models import BACKBONES
 
@@ -94,12 +95,12 @@ def names(pattern: str) -> str:
 
 
 def cover(library: str, survey: "Survey", out: Path, limit: int) -> str:
-    """Looks at every model, with a progress bar, writes the page, and returns what to print.
+    """Inspects every model, with a progress bar, writes the page, and returns the text to print.
 
     Args:
-        library: whose models they are.
-        survey: of these models.
-        out: the page.
+        library: name of the library.
+        survey: the survey of its models.
+        out: file of the page.
         limit: number of parameters above which models are skipped.
     """
     from tqdm import tqdm
@@ -139,6 +140,6 @@ def _survey(library: str, pattern: str, notes: Path, limit: int, memory: int, se
     return timm_survey(pattern, notes, limit=limit, memory=memory, seconds=seconds)
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    tyro.cli(models, prog="vicinal models", args=words)
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal models`, and prints or writes."""
+    tyro.cli(models, prog="vicinal models", args=args)

@@ -1,4 +1,4 @@
-"""`vicinal priors`: what priors there are, which options they take, how they look."""
+"""`vicinal priors`: lists, describes and draws priors."""
 
 import inspect
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ def priors(
     heads: int = 6,
     grid: tuple[int, int] = (8, 8),
 ) -> None:
-    """List the spatial priors and their options, or draw them.
+    """Lists the spatial priors and their options, or draws them.
 
     Args:
-        name: a prior to describe in full, or a spec such as gmm:kernels=3 to draw; all of them by default.
-        draw: write a picture of the prior, or of all, to this file.
-        heads: number of heads, for drawing and for counting parameters.
-        grid: height and width in patches, for drawing and for counting parameters.
+        name: Prior to describe in full, or a spec such as gmm:kernels=3 to draw; all of them by default.
+        draw: File for a plot of the prior, or of all of them.
+        heads: Number of heads, for drawing and for counting parameters.
+        grid: Height and width in patches, for drawing and for counting parameters.
     """
     place = Grid(*grid)
     if draw is not None:
@@ -60,7 +60,7 @@ def table(heads: int, grid: Grid) -> str:
 
 
 def describe(name: str) -> str:
-    """One prior: its formula, its options, and what each takes."""
+    """Returns the formula of a prior, its options, and the values each of them takes."""
     cls = get_prior(name)
     module = inspect.getmodule(cls)
     formula = inspect.getdoc(module) or ""
@@ -76,6 +76,6 @@ def _summary(name: str) -> str:
     return (inspect.getdoc(get_prior(name)) or "").split("\n")[0].rstrip(".")
 
 
-def run(words: Sequence[str]) -> None:
-    """Parse the words behind the verb and act."""
-    tyro.cli(priors, prog="vicinal priors", args=words)
+def run(args: Sequence[str]) -> None:
+    """Parses the arguments after `vicinal priors`, and prints or draws."""
+    tyro.cli(priors, prog="vicinal priors", args=args)

@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from vicinal.analysis.attention_maps.query import Query
-from vicinal.analysis.renamed_attribute import RenamedAttribute
 from vicinal.analysis.result import AnalysisResult, save_result
+from vicinal.deprecation import RenamedAttribute
 from vicinal.errors import VicinalError
 from vicinal.text_table import text_table
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vicinal.analysis.renamed_attribute import RenamedAttribute
 from vicinal.analysis.result import AnalysisResult
+from vicinal.deprecation import RenamedAttribute
 from vicinal.files import write_csv
 from vicinal.grid import Grid
 from vicinal.inspection.layer_selection import layer_index

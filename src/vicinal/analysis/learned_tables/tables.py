@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vicinal.analysis.learned_tables.center_view import center_view
-from vicinal.analysis.renamed_attribute import RenamedAttribute
 from vicinal.attachment import get_priors
 from vicinal.attention.multi_head import multi_head
 from vicinal.cells import PairLayout
+from vicinal.deprecation import RenamedAttribute
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_mode import BADDBMMS, AttentionMode, FusedCall
 from vicinal.inspection.model_inspection import inspect_runner, without_priors

@@ -15,8 +15,8 @@ from vicinal.analysis.fit_note import FitNote, NoteKind
 from vicinal.analysis.gaussian_fit import NARROW_SIGMA, GaussianFit, fit_gaussian
 from vicinal.analysis.output_files import temporary_file
 from vicinal.analysis.receptive_field.position_change import Positions
-from vicinal.analysis.renamed_attribute import RenamedAttribute
 from vicinal.analysis.result import AnalysisResult, without_nan
+from vicinal.deprecation import RenamedAttribute
 from vicinal.errors import VicinalError
 from vicinal.text_table import text_table
 

@@ -27,10 +27,10 @@ from vicinal.inspection.model_runner import (
 )
 from vicinal.inspection.sites import AttentionSite, find_sites
 
-__all__ = ["PlacingInputHook", "find_placing_inputs", "remove_input_hooks", "require_inputs"]
+__all__ = ["PositionInputHook", "find_position_inputs", "remove_input_hooks", "require_inputs"]
 
 
-class PlacingInputHook:
+class PositionInputHook:
     """A forward pre-hook that raises VicinalError if its module is given another input than in the example.
 
     Args:
@@ -61,7 +61,7 @@ class PlacingInputHook:
             )
 
 
-def find_placing_inputs(inspection: Inspection, sites: Sequence[AttentionSite]) -> list[str]:
+def find_position_inputs(inspection: Inspection, sites: Sequence[AttentionSite]) -> list[str]:
     """Returns the names of inputs beside the image that decide where tokens of some site sit.
 
     For each tensor beside the image, the model runs on noise without it, and with its values in another order.
@@ -132,7 +132,7 @@ def require_inputs(inspection: Inspection, names: Sequence[str]) -> None:
             for hook in hooks:
                 hook.remove()
         for module, (parameter, index) in seen.items():
-            module.register_forward_pre_hook(PlacingInputHook(name, value, parameter, index), with_kwargs=True)
+            module.register_forward_pre_hook(PositionInputHook(name, value, parameter, index), with_kwargs=True)
 
 
 def _arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, int, Tensor]]:
@@ -154,7 +154,7 @@ def remove_input_hooks(model: nn.Module) -> None:
             module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
-def _input_hooks(module: nn.Module) -> dict[int, PlacingInputHook]:
+def _input_hooks(module: nn.Module) -> dict[int, PositionInputHook]:
     """Returns the hooks of a module that check its inputs, by number."""
     hooks = module._forward_pre_hooks.items()
-    return {number: hook for number, hook in hooks if isinstance(hook, PlacingInputHook)}
+    return {number: hook for number, hook in hooks if isinstance(hook, PositionInputHook)}
