@@ -38,12 +38,8 @@ def functions(text: str) -> Iterator[tuple[str, Function]]:
 
 
 def function_lines(node: Function) -> int:
-    """Returns the number of lines from `def` to the end, less those of the docstring."""
-    total = (node.end_lineno or 0) - node.lineno + 1
-    if ast.get_docstring(node) is None:
-        return total
-    docstring = node.body[0]
-    return total - ((docstring.end_lineno or 0) - docstring.lineno + 1)
+    """Returns the number of lines from `def` to the end."""
+    return (node.end_lineno or 0) - node.lineno + 1
 
 
 def long_files() -> dict[str, int]:

@@ -37,19 +37,16 @@ def attention_maps(
     >>> last.layer, last.values.shape  # images, heads, rows, columns
     ('blocks.1.attn', torch.Size([1, 4, 8, 12]))
 
-    The model runs in evaluation mode, once, with its fused attention; one layer's weights are in memory at a time. With
-    a prior attached, it is the attention under the prior. Talking heads, as in CaiT, are read before they are mixed. In
-    layers with windows, a patch attends to its own window only; the mean is over all of them.
+    The model runs once, in evaluation mode; one layer's weights are in memory at a time. Talking heads (CaiT) are read
+    before they are mixed. With windows, a patch attends to its own window only; the mean is over all of them.
 
     Args:
         model: any vision transformer; its mode, buffers and random state are restored.
         images: `(n, channels, height, width)` as the model takes them, or one image without the first axis.
-        layers: indices or names of attention layers, `last 4`, `first 2`, or a function of index and module name; by
-            default all that have such a query.
-        heads: index or indices, from 0; `mean` averages over all; by default each.
-        query: `class`, `mean`, or row and column of a patch, from 0, on the grid of the first of the layers; on coarser
-            grids it is the patch that contains that one. By default the one that the model classifies by: a query that
-            reads the whole image, the class token, or the mean.
+        layers: indices or names of attention layers, `last 4`, or a function; by default all that have such a query.
+        heads: index or indices, from 0; `mean` averages over all; by default each of them.
+        query: `class`, `mean`, or row and column of a patch, from 0, on the grid of the first layer; on coarser grids
+            it is the patch that contains that one. By default the one that the model classifies by.
         name: display name of the model; by default its architecture.
         batch_size: number of images in a batch, which bounds the memory.
         inspection: as `inspect_images` returns it for the model, so that it is not inspected again.
@@ -73,15 +70,18 @@ def attention_maps(
 
     def keep(layer: AttentionLayer, weights: Tensor) -> Tensor:
         attended = _attention_of_query(layer, weights, queries[layer.name])
-        if heads == "mean":
-            return attended.mean(1, keepdim=True)
-        return attended if chosen is None else attended[:, chosen]
+        return attended.mean(1, keepdim=True) if heads == "mean" else attended[:, _heads_of(layer, chosen)]
 
     maps = []
     for layer, values in zip(reader.layers, reader.reduce(keep), strict=True):
-        shown = None if heads == "mean" else tuple(head % layer.heads for head in chosen or range(layer.heads))
+        shown = None if heads == "mean" else tuple(_heads_of(layer, chosen))
         maps.append(AttentionMap(reader.model, layer.name, queries[layer.name], shown, values, layer.query_size))
     return maps
+
+
+def _heads_of(layer: AttentionLayer, heads: Sequence[int] | None) -> list[int]:
+    """Returns indices of heads, counted from 0; all of the layer's if None is given."""
+    return list(range(layer.heads)) if heads is None else [head % layer.heads for head in heads]
 
 
 def _head_indices(heads: Sequence[int] | int | str | None) -> list[int] | None:

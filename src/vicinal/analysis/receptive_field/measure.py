@@ -50,11 +50,10 @@ def receptive_field(
     >>> found.layer, found.at, found.grid, found.field.shape
     ('blocks.0', (4, 6), (8, 12), (32, 48))
 
-    The model runs in evaluation mode, up to the layer, once for a batch; before, a few times on noise, to find
-    the layer and the patch in it. Its mode, buffers and random state are restored.
+    The model runs up to the layer once for a batch; before, a few times on noise, to find layer and patch.
 
     Args:
-        model: any vision model of timm, transformers or torchvision, or a convolutional network.
+        model: any vision model; it runs in evaluation mode, and its mode, buffers and random state are restored.
         images: `(n, channels, height, width)` as the model takes them; or batches, alone or first in a tuple, as
             DataLoaders give them.
         layer: index of a block, from the end if below zero, or any module's name; by default the last block. That is
