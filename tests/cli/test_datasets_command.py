@@ -43,7 +43,7 @@ def test_looks_into_a_folder(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "2: cat, dog" in out
     assert "train 36, val (out of train) 4, test 10" in out
-    assert "16 (cat) to 24 (dog) images a class" in out
+    assert "16 (cat) to 24 (dog) images per class" in out
     assert " x 40 pixels, height x width, of 40 sampled images; train at: 224" in out
 
 
@@ -52,7 +52,7 @@ def test_looks_into_a_folder(tmp_path, capsys):
     [
         (["cifar1"], "unknown dataset 'cifar1'; did you mean 'cifar10'"),
         (["folder:nowhere"], "nowhere does not exist; expected a folder of images"),
-        (["--data-dir", "x"], "--data-dir needs the name of a set"),
+        (["--data-dir", "x"], "--data-dir needs the name of a dataset"),
         (["cifar10", "--data-dir", "nowhere"], "nowhere does not exist; expected a folder of Parquet files"),
     ],
 )
