@@ -1,5 +1,6 @@
 import json
 import os
+import time
 
 import pytest
 import timm
@@ -7,7 +8,7 @@ import timm
 from vicinal import VicinalError
 from vicinal.attachment.coverage import families, inspect_model, inspect_or_skip, timm_survey
 from vicinal.attachment.coverage_page import coverage_page
-from vicinal.attachment.survey import NO_MEMORY, Finding, Limits, RefusedLayers, SurveyProcess, read_notes
+from vicinal.attachment.survey import NO_MEMORY, NO_TIME, Finding, Limits, RefusedLayers, SurveyProcess, read_notes
 from vicinal.cli.main import main
 from vicinal.inspection import RefusalKind
 
@@ -141,6 +142,23 @@ def test_a_process_is_replaced_after_some_models():
     with SurveyProcess(Limits(memory=2**33, seconds=100, models=2)) as process:
         first, second, third = (process.run(process_number, "name", "family").parameters for _ in range(3))
     assert first == second != third
+
+
+def test_an_idle_process_ends_by_itself_and_a_busy_one_is_killed(monkeypatch):
+    monkeypatch.setattr("vicinal.attachment.survey.SECONDS_TO_END", 60.0)  # starting takes a while
+    with SurveyProcess(Limits(memory=2**33, seconds=100, models=2)) as process:
+        process.run(process_number, "name", "family")
+        idle = process.process
+    assert idle.exitcode == 0
+    monkeypatch.setattr("vicinal.attachment.survey.SECONDS_TO_END", 0.1)
+    with SurveyProcess(Limits(memory=2**33, seconds=1, models=2)) as process:
+        found = process.run(sleep_long, "name", "family")
+        assert process.process is None
+    assert found.skipped == NO_TIME.format(1)
+
+
+def sleep_long(name, family):
+    time.sleep(600)
 
 
 @pytest.mark.parametrize(

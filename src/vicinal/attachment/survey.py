@@ -25,6 +25,7 @@ __all__ = ["Finding", "Limits", "RefusedLayers", "Survey", "finding_of", "findin
 NO_MEMORY = "it needs more memory than the survey may use"
 NO_TIME = "it takes longer than {:g} s"
 MAX_REASON = 200  # characters of an error that are noted
+SECONDS_TO_END = 5.0  # for an idle process whose connection was closed
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,8 @@ class SurveyProcess:
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None:
-            self.connection.close()
+            self.connection.close()  # an idle process ends by itself, and removes its semaphores
+            self.process.join(SECONDS_TO_END)
             self.process.kill()
             self.process.join()
             self.process = None
