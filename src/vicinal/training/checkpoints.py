@@ -26,6 +26,7 @@ from vicinal.training.setup import TrainState
 
 __all__ = [
     "Progress",
+    "checkpoint_file",
     "list_checkpoints",
     "load_checkpoint",
     "pack_optimizer",
@@ -116,8 +117,17 @@ def list_checkpoints(run_folder: Path) -> list[Path]:
     return _files(_folder(run_folder))
 
 
+def checkpoint_file(run_folder: Path, step: int) -> Path:
+    """Returns the checkpoint file of a run after a number of steps, whether it exists or not."""
+    return _file(_folder(run_folder), step)
+
+
 def _folder(run_folder: Path) -> Path:
     return run_folder / "checkpoints"
+
+
+def _file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.safetensors"
 
 
 def _files(folder: Path) -> list[Path]:
@@ -137,7 +147,7 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], hea
         The file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file, temporary = folder / f"step-{step:08d}.safetensors", folder / f".writing-{step:08d}"
+    file, temporary = _file(folder, step), folder / f".writing-{step:08d}"
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, temporary, metadata={"state": json.dumps(header), "digest": _digest(contiguous)})
     replace_file(temporary, file)

@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 
 from vicinal.errors import VicinalError
+from vicinal.training.failure import read_failure
 
 __all__ = ["model_folder", "no_such_run"]
 
@@ -28,6 +29,8 @@ def model_folder(run: str) -> str | Path:
             return candidate
     if not folder.exists():
         raise no_such_run(folder)
+    if failure := read_failure(folder):
+        raise VicinalError(f"the run {run} has no model: {failure}")
     if (folder / "config.yaml").is_file():
         raise VicinalError(f"the run {run} is not finished; `vicinal train --resume {run}` continues it")
     kind = "folder without a run or a model" if folder.is_dir() else "file"

@@ -14,6 +14,7 @@ from vicinal.errors import VicinalError
 from vicinal.files import write_json, write_text
 from vicinal.models import load
 from vicinal.training.config import TrainConfig
+from vicinal.training.failure import read_failure
 from vicinal.training.model_path import model_folder, no_such_run
 from vicinal.training.prior_history import PriorHistory, read_history
 
@@ -76,8 +77,8 @@ class Run:
     def check_free(folder: Path) -> None:
         """Raises VicinalError if the folder exists."""
         if folder.exists():
-            is_run = (folder / CONFIG_FILE).is_file()
-            advice = f"`vicinal train --resume {folder}` continues it, or " if is_run else ""
+            can_resume = (folder / CONFIG_FILE).is_file() and read_failure(folder) is None
+            advice = f"`vicinal train --resume {folder}` continues it, or " if can_resume else ""
             raise VicinalError(f"{folder} exists already; {advice}give another name with --out")
 
     @property
@@ -115,6 +116,11 @@ class Run:
     def finished(self) -> bool:
         """Whether the run has its results, which are written last."""
         return (self.folder / RESULTS_FILE).is_file()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run ended before its last epoch and cannot be resumed; None for any other run."""
+        return read_failure(self.folder)
 
     def model(self) -> nn.Module:
         """Returns the trained model in evaluation mode.

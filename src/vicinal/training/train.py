@@ -11,6 +11,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,9 +21,10 @@ from vicinal.data import Loader, derive_seed
 from vicinal.errors import VicinalError
 from vicinal.files import write_json
 from vicinal.models import save
-from vicinal.training.checkpoints import Progress, list_checkpoints, load_checkpoint, save_checkpoint
+from vicinal.training.checkpoints import Progress, load_checkpoint, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
+from vicinal.training.divergence import divergence_error
 from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.logger import NullLogger, RunLogger
@@ -99,6 +101,8 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
             )
     if run.finished:
         return run
+    if run.failure is not None:
+        raise VicinalError(f"{folder} cannot be resumed: {run.failure}")
     with keep_freed_memory(uses_cpu(config)):
         return _train(config, run)
 
@@ -133,7 +137,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                 for loss in values:
                     progress.add_step(loss)
                     if not math.isfinite(loss):
-                        raise _loss_error(loss, progress, config, run.folder)
+                        raise divergence_error(run.folder, config, progress, "train", loss, write=is_main)
                     logger.log_step(progress.epoch, loss)
                 progress.seconds = timer.total()
                 progress.training_seconds += timer.lap()
@@ -147,7 +151,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                     raise _interrupted(stop_signal, progress.step, config.epochs * steps, run.folder)
 
             # Evaluate on validation images, log the epoch and save a checkpoint.
-            val = _evaluate(state, state.val)
+            val = _evaluate(state, config, "val", progress, run)
             progress.seconds = timer.total()
             progress.end_epoch(_epoch_metrics(state, config, progress, val))
             logger.log_epoch(progress.history[-1])
@@ -155,7 +159,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                 save_checkpoint(run.folder, state, progress)
 
         # Evaluate the final model. Save it, then its results, which mark the run as finished.
-        evaluations = {"val": _evaluate(state, state.val), "test": _evaluate(state, state.test)}
+        evaluations = {name: _evaluate(state, config, name, progress, run) for name in ("val", "test")}
         results = {name: found.as_dict() for name, found in evaluations.items() if found is not None}
         if is_main:
             logger.log_results(results)
@@ -215,10 +219,22 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
     return Run(config.folder), Progress()
 
 
-def _evaluate(state: TrainState, loader: Loader) -> Evaluation | None:
+def _evaluate(
+    state: TrainState, config: TrainConfig, split: Literal["val", "test"], progress: Progress, run: Run
+) -> Evaluation | None:
+    """Returns the metrics on a split; None if it is empty.
+
+    Raises:
+        VicinalError: if the loss is not finite.
+    """
+    loader = state.val if split == "val" else state.test
     if not len(loader.images):
         return None
-    return evaluate(state.eval_model, loader, len(state.class_names), state.accelerator)
+    found = evaluate(state.eval_model, loader, len(state.class_names), state.accelerator)
+    if not math.isfinite(found.loss):
+        is_main = state.accelerator.is_main_process
+        raise divergence_error(run.folder, config, progress, split, found.loss, write=is_main)
+    return found
 
 
 def _epoch_metrics(
@@ -238,16 +254,6 @@ def _epoch_metrics(
         "images_per_second": round(steps * config.batch_size / progress.training_seconds, 2),
         "seconds": round(progress.seconds, 2),
     }
-
-
-def _loss_error(loss: float, progress: Progress, config: TrainConfig, folder: Path) -> VicinalError:
-    checkpoints = list_checkpoints(folder)
-    last = f"the last checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
-    precision = "precision fp32, " if config.precision in ("bf16", "fp16") else ""
-    return VicinalError(
-        f"the loss became {loss} at step {progress.step} (epoch {progress.epoch + 1}); {last}. Start another run with "
-        f"{precision}a lower lr or prior_lr, clip_grad 1 or a longer warmup"
-    )
 
 
 def _interrupted(stop_signal: int, step: int, steps: int, folder: Path) -> Interrupted:
