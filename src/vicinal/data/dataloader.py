@@ -22,9 +22,9 @@ Key = tuple[int, int]
 class Loader:
     """Batches of images and labels, epoch by epoch.
 
-    In training (`shuffle=True`), a step takes `batch_size` images over all processes, and each process gets its slice;
-    images that do not fill the last step are left out of that epoch. In evaluation, each process gets every `world`-th
-    image.
+    In training (`shuffle=True`), a step takes `batch_size` images over all processes, the last step of an epoch those that
+    are left. Each process gets a slice of the step; slices differ by at most one image, and `weight` says how much each
+    counts. In evaluation, each process gets every `world`-th image.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -99,6 +99,19 @@ class Loader:
             raise VicinalError(f"start must be a step from 0 to {self.steps}, got {start}")
         return self._iterate(epoch, start)
 
+    def step_size(self, position: int) -> int:
+        """Returns the number of images at a training step of an epoch, counted from 0, over all processes."""
+        return self.sampler.slice_sizes(position)[1]
+
+    def weight(self, position: int) -> float:
+        """Returns the factor of this process's mean loss at a step of an epoch, counted from 0; 1 for equal slices.
+
+        The mean over processes of the losses times their weights is the mean over the images of the step. A process
+        whose slice is empty gets an image of another one, with the weight 0.
+        """
+        own, total = self.sampler.slice_sizes(position)
+        return own * self.world / total
+
     def _iterate(self, epoch: int, start: int) -> Iterator[Batch]:
         self._iterations += 1
         iteration = self._iterations
@@ -130,13 +143,9 @@ class EpochBatchSampler(Sampler[list[Key]]):
             raise VicinalError(f"rank must be from 0 to {world - 1}, got {rank}")
         if shuffle and batch_size % world:
             raise VicinalError(f"batch_size must be a multiple of the {world} processes, got {batch_size}")
-        if shuffle and batch_size > count:
-            raise VicinalError(
-                f"batch_size must be at most {count // world * world} for {count} images, got {batch_size}"
-            )
         self.count, self.batch_size, self.shuffle, self.seed = count, batch_size, shuffle, seed
         self.rank, self.world = rank, world
-        self.steps = count // batch_size if shuffle else -(-len(range(rank, count, world)) // batch_size)
+        self.steps = -(-(count if shuffle else len(range(rank, count, world))) // batch_size)
         self.epoch = self.start = 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -157,9 +166,14 @@ class EpochBatchSampler(Sampler[list[Key]]):
             own = list(range(self.rank, self.count, self.world))
             return [own[first : first + size] for first in range(0, len(own), size)]
         order = np.random.default_rng(derive_seed(self.seed, epoch)).permutation(self.count)
-        share = size // self.world
-        firsts = range(self.rank * share, self.steps * size, size)
-        return [order[first : first + share].tolist() for first in firsts]
+        steps = [order[first : first + size] for first in range(0, self.count, size)]
+        slices = [np.array_split(step, self.world)[self.rank] for step in steps]
+        return [(own if len(own) else step[:1]).tolist() for own, step in zip(slices, steps, strict=True)]
+
+    def slice_sizes(self, position: int) -> tuple[int, int]:
+        """Returns the number of images at a training step of an epoch: of this process, and of all."""
+        total = min(self.batch_size, self.count - position * self.batch_size)
+        return len(range(self.rank, total, self.world)), total
 
 
 class ErrorsAsText(Dataset[Batch]):

@@ -50,7 +50,7 @@ class Progress:
     step: int = 0
     """Steps done."""
     loss: float = 0.0
-    """Sum of the losses of this epoch's steps."""
+    """Sum of the losses of this epoch's images so far."""
     seconds: float = 0.0
     """Time of the run, without the time between an interruption and its resumption."""
     training_seconds: float = 0.0
@@ -58,11 +58,11 @@ class Progress:
     history: list[dict[str, float | None]] = field(default_factory=list)
     """One row of metrics for each epoch done."""
 
-    def add_step(self, loss: float) -> None:
-        """Counts a step with its loss."""
+    def add_step(self, loss: float, images: int) -> None:
+        """Counts a step with its mean loss over a number of images."""
         self.step += 1
         self.position += 1
-        self.loss += loss
+        self.loss += loss * images
 
     def end_epoch(self, metrics: dict[str, float | None]) -> None:
         """Appends the metrics of the epoch to the history, and goes to the start of the next epoch."""

@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from vicinal.attachment import attach, get_priors
 from vicinal.attachment.attached_priors import priors_to_config
@@ -66,6 +67,8 @@ class TrainState:
     test: Loader
     class_names: list[str]
     preprocessing: Preprocessing
+    notes: list[str]
+    """What was chosen for the user: a line each, printed before the first step."""
 
     @property
     def eval_model(self) -> nn.Module:
@@ -137,12 +140,19 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     with accelerator.local_main_process_first():
         source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
     seed_generators(derive_seed(config.seed))
+    notes: list[str] = []
     raw_model = _make_model(config, source)
     preprocessing = _make_preprocessing(config, source, raw_model)
     with accelerator.local_main_process_first():
         train, val, test = make_loaders(config, source, preprocessing, accelerator)
+    _check_last_step(config, train, raw_model)
+    if config.batch_size > len(train.images):
+        notes.append(
+            f"batch_size is {config.batch_size}, but there are {len(train.images)} training images: each step takes all "
+            "of them"
+        )
     raw_model.to(accelerator.device, torch.float64 if config.precision == "fp64" else torch.float32)
-    ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema, use_warmup=True)
+    ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema)
     optimizer = create_optimizer(raw_model, config)
     schedule = create_schedule(optimizer, config, train.steps)
     mixing = Mixing(
@@ -169,7 +179,20 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
         test=test,
         class_names=source.class_names,
         preprocessing=preprocessing,
+        notes=notes,
     )
+
+
+def _check_last_step(config: TrainConfig, train: Loader, model: nn.Module) -> None:
+    """Raises ConfigError if a model with batch normalization would train on a single image."""
+    total = train.step_size(train.steps - 1)
+    own = max(1, total // train.world)
+    if own // min(config.accumulate, own) == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ConfigError(
+            "batch_size",
+            f"of {config.batch_size} leaves a single image for the last step of {len(train.images)} images (of a process "
+            "or a piece), on which batch normalization cannot train; choose another number",
+        )
 
 
 def make_loaders(

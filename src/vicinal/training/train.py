@@ -1,13 +1,14 @@
 """The training loop.
 
-- An epoch is one pass over the training images. A step is one update of the weights, for any number of processes and
-  gradient-accumulation pieces.
+- An epoch is one pass over the training images, its last step with those that are left. A step is one update of the
+  weights, for any number of processes and gradient-accumulation pieces, by the mean loss over its images.
 - Random choices of a step derive from (seed, step), those of the data from (seed, epoch, image). A checkpoint therefore
   holds no generator state, and a resumed run is exact.
 - Validation selects nothing: the last weights, or their moving average, are saved, and tested once.
 """
 
 import math
+import sys
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.data import Loader, derive_seed
+from vicinal.data import derive_seed
 from vicinal.errors import VicinalError
 from vicinal.files import write_json
 from vicinal.models import save
@@ -119,6 +120,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
     run, progress = _open_run(config, run, state)
     logger = NullLogger()
     if is_main:
+        print("".join(f"note: {note}\n" for note in state.notes), end="", file=sys.stderr)
         logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
@@ -135,7 +137,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                 # Read the losses, averaged over processes, and whether any process has to stop.
                 values, stop_signal = losses.flush(stop_signals.received)
                 for loss in values:
-                    progress.add_step(loss)
+                    progress.add_step(loss, state.train.step_size(progress.position))
                     if not math.isfinite(loss):
                         raise divergence_error(run.folder, config, progress, "train", loss, write=is_main)
                     logger.log_step(progress.epoch, loss)
@@ -153,7 +155,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
             # Evaluate on validation images, log the epoch and save a checkpoint.
             val = _evaluate(state, config, "val", progress, run)
             progress.seconds = timer.total()
-            progress.end_epoch(_epoch_metrics(state, config, progress, val))
+            progress.end_epoch(_epoch_metrics(state, progress, val))
             logger.log_epoch(progress.history[-1])
             if is_main:
                 save_checkpoint(run.folder, state, progress)
@@ -170,7 +172,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
 
 
 def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor, labels: Tensor) -> Tensor:
-    """Updates the weights once. Returns the mean loss over this process's images, a scalar on the device.
+    """Updates the weights once. Returns the loss, a scalar on the device; its mean over processes is that over images.
 
     Args:
         state: changed in place.
@@ -189,19 +191,21 @@ def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor
     state.model.train()
     state.optimizer.zero_grad()
     total = torch.zeros((), device=device, dtype=dtype)
-    for number, piece in enumerate(batch.pieces(config.accumulate), start=1):
-        is_last = number == config.accumulate
+    pieces = batch.pieces(min(config.accumulate, len(images)))
+    weight = state.train.weight(step % state.train.steps)  # of this process's slice
+    for piece in pieces:
+        is_last = piece is pieces[-1]
         with nullcontext() if is_last else accelerator.no_sync(state.model):  # reduce gradients once per step
             with state.mixing:
                 logits = state.model(piece.images)
-            loss = F.cross_entropy(logits, state.mixing.targets(piece)) / config.accumulate
+            loss = F.cross_entropy(logits, state.mixing.targets(piece)) * (weight * len(piece.images) / len(images))
             accelerator.backward(loss)
         total += loss.detach()
     if config.clip_grad is not None:
         accelerator.clip_grad_norm_(state.model.parameters(), config.clip_grad)
     state.optimizer.step()
     if state.ema is not None:
-        state.ema.update(state.raw_model, step=step + 1)
+        state.ema.update(state.raw_model)
     return total
 
 
@@ -237,21 +241,19 @@ def _evaluate(
     return found
 
 
-def _epoch_metrics(
-    state: TrainState, config: TrainConfig, progress: Progress, val: Evaluation | None
-) -> dict[str, float | None]:
+def _epoch_metrics(state: TrainState, progress: Progress, val: Evaluation | None) -> dict[str, float | None]:
     """Returns the row of metrics.csv for the epoch that ends now."""
-    steps = state.train.steps
+    images = len(state.train.images)
     return {
         "epoch": progress.epoch + 1,
         "step": progress.step,
-        "images_seen": progress.step * config.batch_size,
+        "images_seen": (progress.epoch + 1) * images,
         "lr": state.optimizer.param_groups[0]["lr"],
-        "train_loss": progress.loss / steps,
+        "train_loss": progress.loss / images,
         "val_loss": val.loss if val else None,
         "val_top1": val.top1 if val else None,
         "val_top5": val.top5 if val else None,
-        "images_per_second": round(steps * config.batch_size / progress.training_seconds, 2),
+        "images_per_second": round(images / progress.training_seconds, 2),
         "seconds": round(progress.seconds, 2),
     }
 
