@@ -1,4 +1,4 @@
-"""Run by torchrun, or alone: trains in float64 and writes losses, and gradients of an epoch's first and last step, to a file."""
+"""Run by torchrun, or alone: trains in float64; writes losses, and gradients of an epoch's first and last step."""
 
 import sys
 from pathlib import Path

@@ -22,9 +22,9 @@ Key = tuple[int, int]
 class Loader:
     """Batches of images and labels, epoch by epoch.
 
-    In training (`shuffle=True`), a step takes `batch_size` images over all processes, the last step of an epoch those that
-    are left. Each process gets a slice of the step; slices differ by at most one image, and `weight` says how much each
-    counts. In evaluation, each process gets every `world`-th image.
+    In training (`shuffle=True`), a step takes `batch_size` images over all processes, the last step of an epoch those
+    that are left. Each process gets a slice of the step; slices differ by at most one image, and `weight` says how much
+    each counts. In evaluation, each process gets every `world`-th image.
 
     >>> import tempfile
     >>> from pathlib import Path

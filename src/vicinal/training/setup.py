@@ -148,8 +148,8 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     _check_last_step(config, train, raw_model)
     if config.batch_size > len(train.images):
         notes.append(
-            f"batch_size is {config.batch_size}, but there are {len(train.images)} training images: each step takes all "
-            "of them"
+            f"batch_size is {config.batch_size}, but there are {len(train.images)} training images: each step takes "
+            "all of them"
         )
     raw_model.to(accelerator.device, torch.float64 if config.precision == "fp64" else torch.float32)
     ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema)
@@ -190,8 +190,8 @@ def _check_last_step(config: TrainConfig, train: Loader, model: nn.Module) -> No
     if own // min(config.accumulate, own) == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise ConfigError(
             "batch_size",
-            f"of {config.batch_size} leaves a single image for the last step of {len(train.images)} images (of a process "
-            "or a piece), on which batch normalization cannot train; choose another number",
+            f"of {config.batch_size} leaves a single image for the last step of {len(train.images)} images (of a "
+            "process or a piece), on which batch normalization cannot train; choose another number",
         )
 
 
