@@ -110,6 +110,7 @@ def test_an_unknown_choice_is_named_with_those_that_are_known(values, nearest):
         ("- a\n- b", "wrong.yaml"),
         ("a: [", "wrong.yaml"),
         ("epochs: 0", "wrong.yaml: epochs .* 0"),
+        ("format: 3", "wrong.yaml: format must be 1 or 2, got 3"),
     ],
 )
 def test_wrong_files_are_named(tmp_path, text, named):

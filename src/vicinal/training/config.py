@@ -10,11 +10,15 @@ import yaml
 
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.config_error import ConfigError
+from vicinal.training.config_ranges import RANGES
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
-__all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
+__all__ = ["DEFAULT_MODEL", "FORMAT", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
 
 DEFAULT_MODEL = "vit-micro"
+
+FORMAT = 2
+"""Version of the rules of training, `format` in config.yaml. Files without it are of version 1."""
 
 RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
 """Fields that can change when a run is resumed, because the result does not depend on them."""
@@ -128,7 +132,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
             object.__setattr__(self, name, _convert(name, getattr(self, name), kind))
-        for name, (low, high, expected) in _RANGES.items():
+        for name, (low, high, expected) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not (low <= value <= high and math.isfinite(value)):
                 raise ConfigError(name, f"must be {expected}, got {value:g}")
@@ -173,14 +177,15 @@ class TrainConfig:
             name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
         }
-        return yaml.safe_dump(values, sort_keys=False)
+        return yaml.safe_dump({"format": FORMAT, **values}, sort_keys=False)
 
     @classmethod
-    def from_yaml(cls, file: str | Path) -> "TrainConfig":
+    def from_yaml(cls, file: str | Path, *, stored: bool = False) -> "TrainConfig":
         """Returns the configuration in a YAML file.
 
         Args:
             file: maps names of fields to values. `recipe` names the recipe for the fields that are not in the file.
+            stored: the file is that of a run. Before format 2, a warm-up could be as long as the run; it becomes None.
 
         Raises:
             VicinalError: if the file cannot be read, is not YAML, or has unknown fields or unusable values.
@@ -193,7 +198,11 @@ class TrainConfig:
             raise VicinalError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(values, dict):
             raise VicinalError(f"{file} has no fields; expected lines such as 'model: vit'")
-        name = values.pop("recipe", DEFAULT_RECIPE)
+        name, version = values.pop("recipe", DEFAULT_RECIPE), values.pop("format", 1)
+        if version not in (1, FORMAT):
+            raise VicinalError(f"{file}: format must be 1 or {FORMAT}, got {version!r}; a later version wrote it")
+        if stored and version == 1 and (values.get("warmup") or 0) >= values["epochs"]:
+            values["warmup"] = None
         if isinstance(values.get("prior"), str):
             from vicinal.priors.spec import current_spec
 
@@ -226,32 +235,6 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
 def _field_names() -> set[str]:
     return {field.name for field in fields(TrainConfig)}
 
-
-# Field: minimum, maximum, description of the range.
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "patch_size": (1, math.inf, "a number of pixels, at least 1"),
-    "drop_path": (0, 0.99, "a probability from 0 to below 1"),
-    "train_size": (1, math.inf, "a number of images, at least 1"),
-    "val_size": (0, math.inf, "a fraction below 1 or a number of images"),
-    "erasing": (0, 1, "a probability from 0 to 1"),
-    "mix_prob": (0, 1, "a probability from 0 to 1"),
-    "mixup_share": (0, 1, "a fraction from 0 to 1"),
-    "smoothing": (0, 0.99, "a fraction from 0 to below 1"),
-    "epochs": (1, math.inf, "a whole number, at least 1"),
-    "warmup": (0, math.inf, "a number of epochs, at least 0"),
-    "batch_size": (1, math.inf, "a number of images, at least 1"),
-    "accumulate": (1, math.inf, "a number of pieces, at least 1"),
-    "lr": (1e-12, math.inf, "a number above 0"),
-    "min_lr": (0, math.inf, "a number, at least 0"),
-    "prior_lr": (0, math.inf, "a number, at least 0"),
-    "layer_decay": (1e-3, 1, "a factor above 0, at most 1"),
-    "weight_decay": (0, math.inf, "a number, at least 0"),
-    "clip_grad": (1e-12, math.inf, "a number above 0"),
-    "ema": (0, 0.9999999, "a decay from 0 to below 1"),
-    "workers": (0, 1024, "a number of processes from 0 to 1024"),
-    "seed": (0, 2**31 - 1, "a whole number from 0 to 2147483647"),
-    "checkpoint_minutes": (0, math.inf, "a number of minutes, at least 0"),
-}
 
 _KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.data import derive_seed
-from vicinal.errors import VicinalError
 from vicinal.files import write_json
 from vicinal.models import save
 from vicinal.training.checkpoints import Progress, load_checkpoint, save_checkpoint
@@ -102,8 +101,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
             )
     if run.finished:
         return run
-    if run.failure is not None:
-        raise VicinalError(f"{folder} cannot be resumed: {run.failure}")
+    run.check_resumable()
     with keep_freed_memory(uses_cpu(config)):
         return _train(config, run)
 
