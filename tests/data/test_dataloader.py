@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_batches_can_be_left_in_the_middle(images, workers):
 def test_an_epoch_shows_every_image_once_in_an_order_of_its_own(images):
     def order(epoch, seed=0, batch_size=10):
         loader = Loader(images, batch_size=batch_size, shuffle=True, seed=seed)
-        return [index for part in loader.sampler.indices(epoch) for index in part]
+        return [index for part in loader.sampler.keys(epoch) for _, index in part]
 
     assert sorted(order(0)) == list(range(70))
     assert order(0) == order(0)
@@ -160,6 +161,29 @@ def test_slices_of_the_processes_join_to_the_batch_of_one(images, world):
         assert same([tuple(torch.cat(pieces) for pieces in zip(*counted, strict=True))], [expected])
         for (_, labels), weight in zip(shares, weights, strict=True):
             assert weight in (0, pytest.approx(len(labels) * world / len(expected[1])))
+
+
+@pytest.mark.parametrize(("rare", "classes"), [(1, 2), (9, 2), (3, 4)])
+def test_balanced_epochs_draw_every_class_equally_often(in_memory, noise, square, rare, classes):
+    """Of 70 images, `rare` of each class but the first: those are drawn as evenly as can be, never twice alike."""
+    labels = np.array([1 + number % (classes - 1) if number < rare * (classes - 1) else 0 for number in range(70)])
+    pictures = replace(in_memory([noise(16, 16, number) for number in range(70)]), labels=labels)
+    images = TransformedImages(pictures, square(16), ALL, seed=3)
+    loader = Loader(images, batch_size=16, shuffle=True, seed=1, balanced=True)
+    orders = [[key for step in loader.sampler.keys(epoch) for key in step] for epoch in range(20)]
+    for keys in orders:
+        assert len(keys) == len(set(keys)) == 70
+        counts = np.bincount(labels[[index for _, index in keys]])
+        assert counts.max() - counts.min() <= 1
+        times = np.bincount([index for _, index in keys], minlength=70)
+        for label in range(classes):
+            assert np.ptp(times[labels == label]) <= 1
+    assert len({key for keys in orders for key in keys}) == 20 * 70  # another augmentation each time
+    assert {index for keys in orders for _, index in keys} == set(range(70))
+    again, twice = next(key for key in orders[0] if key[0] > 2**31), orders[0]
+    assert (0, again[1]) in twice
+    assert not torch.equal(images[again][0], images[0, again[1]][0])
+    assert same(list(loader.batches(4, start=2)), list(loader.batches(4))[2:])
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 71])

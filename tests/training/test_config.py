@@ -40,7 +40,7 @@ def test_the_paper_recipe_is_the_papers():
     assert (config.smoothing, config.drop_path, config.auto_augment, config.erasing) == (0.1, 0.1, True, 0.25)
     assert (config.mix, config.mix_prob, config.prior_lr) == ("both", 0.5, 1.0)
     assert TrainConfig() == recipe("quick")
-    assert set(RECIPES) == {"quick", "paper"}
+    assert set(RECIPES) == {"quick", "paper", "finetune"}
 
 
 def test_every_field_is_documented():

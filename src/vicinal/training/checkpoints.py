@@ -17,8 +17,8 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
 from vicinal.files import replace_file
@@ -28,15 +28,18 @@ __all__ = [
     "Progress",
     "checkpoint_file",
     "list_checkpoints",
+    "load_best",
     "load_checkpoint",
     "pack_optimizer",
     "read_checkpoint",
+    "save_best",
     "save_checkpoint",
     "unpack_optimizer",
     "write_checkpoint",
 ]
 
 CHECKPOINTS_KEPT = 2
+BEST_FILE = "best.safetensors"
 
 
 @dataclass
@@ -63,6 +66,17 @@ class Progress:
         self.step += 1
         self.position += 1
         self.loss += loss * images
+
+    @property
+    def best_epoch(self) -> int:
+        """Index of the epoch with the highest validation top-1, the first of equal ones."""
+        accuracies = [row["val_top1"] or 0.0 for row in self.history]
+        return accuracies.index(max(accuracies))
+
+    def is_over(self, epochs: int, patience: int | None) -> bool:
+        """Returns whether all epochs are done, or the last `patience` of them were not better than the best before."""
+        stale = patience is not None and bool(self.history) and self.epoch - 1 - self.best_epoch >= patience
+        return self.epoch >= epochs or stale
 
     def end_epoch(self, metrics: dict[str, float | None]) -> None:
         """Appends the metrics of the epoch to the history, and goes to the start of the next epoch."""
@@ -110,6 +124,28 @@ def load_checkpoint(run_folder: Path, state: TrainState) -> Progress:
     if state.accelerator.scaler is not None:
         state.accelerator.scaler.load_state_dict(header["scaler"])
     return Progress(**header["progress"])
+
+
+def save_best(run_folder: Path, model: nn.Module) -> None:
+    """Writes the weights of the best epoch so far, `best.safetensors` among the checkpoints."""
+    folder = _folder(run_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / ".writing-best"
+    save_file({name: value.detach().contiguous() for name, value in model.state_dict().items()}, temporary)
+    replace_file(temporary, folder / BEST_FILE)
+
+
+def load_best(run_folder: Path, model: nn.Module) -> None:
+    """Loads the weights that `save_best` wrote.
+
+    Raises:
+        VicinalError: if the file is missing or damaged.
+    """
+    file = _folder(run_folder) / BEST_FILE
+    try:
+        model.load_state_dict(load_file(file))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise VicinalError(f"cannot read the weights of the best epoch, {file}: {error}; start another run") from None
 
 
 def list_checkpoints(run_folder: Path) -> list[Path]:

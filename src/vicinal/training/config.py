@@ -11,6 +11,7 @@ import yaml
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.config_error import ConfigError
 from vicinal.training.config_ranges import RANGES
+from vicinal.training.model_path import is_weights_file
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
 __all__ = ["DEFAULT_MODEL", "FORMAT", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
@@ -53,7 +54,10 @@ class TrainConfig:
     pretrained: bool = False
     """Start from timm's pretrained weights, with a new classifier head."""
     init_from: str | None = None
-    """Start from the weights of a finished run or a saved model; its model, pooling and prior are used."""
+    """Start from the weights of a finished run or a saved model, whose model, pooling and prior are used; or from a
+    safetensors file of the timm model that model names, with a new classifier head."""
+    freeze: bool = False
+    """Train the classifier head and priors only; the other weights stay as they were loaded."""
 
     # Data
     dataset: str = "digits"
@@ -66,6 +70,8 @@ class TrainConfig:
     """Number of training images, stratified by class; by default all that are not held out for validation."""
     val_size: float = 0.1
     """Training images held out for validation: a fraction below 1, or a number of images; 0 for none."""
+    balance: Literal["none", "weights", "sampling"] = "none"
+    """Make rare classes count as much as frequent ones: weights in the loss, or their images drawn more often."""
     crop: bool = True
     """Random crop: with padding below 96 px, random resized crop from 96 px on."""
     flip: bool | None = None
@@ -112,6 +118,10 @@ class TrainConfig:
     """Maximum gradient norm; no clipping by default."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights, such as 0.999, which is then evaluated and saved."""
+    patience: int | None = None
+    """Early stopping: number of epochs without a better validation top-1 after which training ends; off by default."""
+    keep: Literal["last", "best"] = "last"
+    """Weights that are tested and saved: the last, or those of the epoch with the best validation top-1."""
 
     # Machine
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
@@ -144,8 +154,10 @@ class TrainConfig:
             raise ConfigError("warmup", f"must be below the number of epochs ({self.epochs}), got {self.warmup:g}")
         if self.min_lr > self.lr:
             raise ConfigError("min_lr", f"must be at most lr ({self.lr:g}), got {self.min_lr:g}")
-        if self.init_from is not None and (self.model or self.pool or self.patch_size or self.pretrained):
-            raise ConfigError("init_from", "does not go with model, pool, patch_size and pretrained: leave these out")
+        if self.init_from is not None and self.pretrained:
+            raise ConfigError("init_from", "does not go with pretrained: leave one of them out")
+        if self.init_from is not None and not is_weights_file(self.init_from) and (self.model or self.pool):
+            raise ConfigError("init_from", "of a run or a saved model does not go with model and pool: leave these out")
 
     def changed(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed.
@@ -167,7 +179,7 @@ class TrainConfig:
         """The run folder: `out`, or a name made of model, prior, dataset and seed."""
         if self.out is not None:
             return self.out
-        model = Path(self.init_from).name if self.init_from else self.model or DEFAULT_MODEL
+        model = self.model or (Path(self.init_from).name if self.init_from else DEFAULT_MODEL)
         parts = [model, *([] if self.prior == "none" else [self.prior]), self.dataset.split("/")[-1], f"s{self.seed}"]
         return Path("runs") / "".join(c if c.isalnum() or c in "-_.=+" else "-" for c in "-".join(parts))
 
@@ -221,7 +233,7 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
     300
 
     Args:
-        name: `quick` or `paper`; `vicinal.training.recipes` describes them.
+        name: `quick`, `paper` or `finetune`; `vicinal.training.recipes` describes them.
         **changes: fields of `TrainConfig`.
 
     Raises:

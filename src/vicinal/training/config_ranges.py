@@ -24,6 +24,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "weight_decay": (0, math.inf, "a number, at least 0"),
     "clip_grad": (1e-12, math.inf, "a number above 0"),
     "ema": (0, 0.9999999, "a decay from 0 to below 1"),
+    "patience": (1, math.inf, "a number of epochs, at least 1"),
     "workers": (0, 1024, "a number of processes from 0 to 1024"),
     "seed": (0, 2**31 - 1, "a whole number from 0 to 2147483647"),
     "checkpoint_minutes": (0, math.inf, "a number of minutes, at least 0"),

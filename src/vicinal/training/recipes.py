@@ -37,5 +37,15 @@ The paper's program iterates over the data three times in each epoch, so its 100
 30 here (a tenth of the epochs, the default). Cost and accuracy of a full run have not been measured here.
 """
 
-RECIPES: dict[str, dict[str, Any]] = {"quick": QUICK, "paper": PAPER}
+FINETUNE: dict[str, Any] = {"epochs": 10, "lr": 5e-4, "layer_decay": 0.75, "drop_path": 0.1}
+"""Few epochs from weights that were trained before; each layer learns at 0.75 times the rate of the next one.
+
+    vicinal train --recipe finetune --model vit_tiny_patch16_224 --pretrained --prior gmm --dataset folder:photos
+    vicinal train --recipe finetune --init-from runs/x --dataset folder:photos
+
+Layer decay and its values are those usual for ViTs (BEiT, https://arxiv.org/abs/2106.08254). Priors learn at `prior_lr`
+times the rate in every layer. Cost and accuracy have not been measured here.
+"""
+
+RECIPES: dict[str, dict[str, Any]] = {"quick": QUICK, "paper": PAPER, "finetune": FINETUNE}
 DEFAULT_RECIPE = "quick"

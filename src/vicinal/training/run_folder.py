@@ -25,8 +25,8 @@ __all__ = ["METRICS_FILE", "RESULTS_FILE", "Run"]
 CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
 METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
 CHANGED_RULES = (
-    "the learning rate reaches lr after the warm-up, the last partial batch of an epoch is kept, the moving average has "
-    "no warm-up, and all of a prior and of relative positions is undecayed"
+    "the learning rate reaches lr after the warm-up, the last partial batch of an epoch is kept, the moving average "
+    "has no warm-up, and all of a prior and of relative positions is undecayed"
 )
 
 

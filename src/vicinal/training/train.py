@@ -4,7 +4,8 @@
   weights, for any number of processes and gradient-accumulation pieces, by the mean loss over its images.
 - Random choices of a step derive from (seed, step), those of the data from (seed, epoch, image). A checkpoint therefore
   holds no generator state, and a resumed run is exact.
-- Validation selects nothing: the last weights, or their moving average, are saved, and tested once.
+- Validation selects nothing unless `patience` or `keep` say so: the last weights, or their moving average, are saved,
+  and tested once.
 """
 
 import math
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 from vicinal.data import derive_seed
 from vicinal.files import write_json
 from vicinal.models import save
-from vicinal.training.checkpoints import Progress, load_checkpoint, save_checkpoint
+from vicinal.training.checkpoints import Progress, load_best, load_checkpoint, save_best, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
 from vicinal.training.divergence import divergence_error
@@ -122,7 +123,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
         logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
-        while progress.epoch < config.epochs:
+        while not progress.is_over(config.epochs, config.patience):
             timer.restart()
             last_step = (progress.epoch + 1) * steps - 1
             batches = state.train.batches(progress.epoch, start=progress.position)
@@ -156,9 +157,14 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
             progress.end_epoch(_epoch_metrics(state, progress, val))
             logger.log_epoch(progress.history[-1])
             if is_main:
+                if config.keep == "best" and progress.best_epoch == progress.epoch - 1:
+                    save_best(run.folder, state.eval_model)
                 save_checkpoint(run.folder, state, progress)
 
         # Evaluate the final model. Save it, then its results, which mark the run as finished.
+        if config.keep == "best":
+            accelerator.wait_for_everyone()
+            load_best(run.folder, state.eval_model)
         evaluations = {name: _evaluate(state, config, name, progress, run) for name in ("val", "test")}
         results = {name: found.as_dict() for name, found in evaluations.items() if found is not None}
         if is_main:
@@ -187,16 +193,20 @@ def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor
     batch = state.mixing(images, labels, derive_seed(config.seed, step, rank, MIXING_STREAM))
     seed_generators(derive_seed(config.seed, step, rank, DROP_PATH_STREAM))
     state.model.train()
+    for module in state.frozen_norms:
+        module.eval()
     state.optimizer.zero_grad()
     total = torch.zeros((), device=device, dtype=dtype)
     pieces = batch.pieces(min(config.accumulate, len(images)))
+    weights = None if state.class_weights is None else state.class_weights.to(device, dtype)
     weight = state.train.weight(step % state.train.steps)  # of this process's slice
     for piece in pieces:
         is_last = piece is pieces[-1]
         with nullcontext() if is_last else accelerator.no_sync(state.model):  # reduce gradients once per step
             with state.mixing:
                 logits = state.model(piece.images)
-            loss = F.cross_entropy(logits, state.mixing.targets(piece)) * (weight * len(piece.images) / len(images))
+            loss = F.cross_entropy(logits, state.mixing.targets(piece), weights)
+            loss = loss * (weight * len(piece.images) / len(images))
             accelerator.backward(loss)
         total += loss.detach()
     if config.clip_grad is not None:
