@@ -1,6 +1,7 @@
 """Files that vicinal 0.1.0 wrote open in this version, with the same outputs; see make_fixtures.py."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 
 import vicinal
 from vicinal.attachment import get_priors
+from vicinal.cli.main import main
+from vicinal.errors import VicinalError
 from vicinal.training.evaluate import evaluate_split
 
 HERE = Path(__file__).parent
@@ -139,22 +142,27 @@ def test_a_finished_run_evaluates_to_its_results(fixtures, split, images):
     assert found.calibration_error == pytest.approx(results["calibration_error"], rel=1e-4)
 
 
-def test_an_interrupted_run_is_resumed_and_ends_as_the_one_that_was_not_interrupted(fixtures):
-    before = vicinal.Run("runs/interrupted")
-    assert not before.finished
-    assert [row["step"] for row in before.metrics] == [32, 64]
-    run = vicinal.resume("runs/interrupted")
-    assert run.finished
-    assert len(run.environment["resumed"]) == 1
-    assert [row["step"] for row in run.metrics] == [32, 64, 96]
-    # 1e-4: a lost moving average or optimizer state changes losses by more than 1e-3, rounding by less than 1e-6
-    whole = vicinal.Run("runs/finished")
-    for column in ("lr", "train_loss", "val_loss"):
-        expected = [row[column] for row in whole.metrics]
-        assert [row[column] for row in run.metrics] == pytest.approx(expected, rel=1e-4)
-    assert run.results["test"]["loss"] == pytest.approx(whole.results["test"]["loss"], rel=1e-4)
-    moved, expected = (each.priors.layers["blocks.0.attn"]["sigma"] for each in (run, whole))
-    assert moved == pytest.approx(expected, abs=1e-3)
+def test_an_interrupted_run_is_not_resumed_under_other_rules_but_starts_anew(fixtures, tmp_path):
+    run = vicinal.Run("runs/interrupted")
+    assert not run.finished
+    assert run.format == 1
+    assert [row["step"] for row in run.metrics] == [32, 64]
+    with pytest.raises(VicinalError, match=r"learning rate .*last partial batch .*moving average .*undecayed") as error:
+        vicinal.resume("runs/interrupted")
+    command = shlex.split(str(error.value).split("`")[1])
+    assert command == ["vicinal", "train", "--config", "runs/interrupted/config.yaml", "--out", "runs/interrupted-2"]
+    assert main([*command[1:-1], str(tmp_path / "anew"), "--epochs", "2"]) == 0
+    assert vicinal.Run(tmp_path / "anew").format == 2
+    assert vicinal.Run(tmp_path / "anew").config.prior_lr == 5.0
+
+
+def test_a_run_that_warmed_up_to_its_end_opens(fixtures, tmp_path):
+    """Earlier versions took a warm-up as long as the run."""
+    shutil.copytree("runs/finished", tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    file.write_text(file.read_text().replace("warmup: 1.0", "warmup: 3.0"))
+    assert vicinal.Run(tmp_path / "run").config.epochs == 3
+    assert evaluate_split(vicinal.Run(tmp_path / "run"), "val", device="cpu")[0].images == 64
 
 
 def test_a_configuration_file_means_the_same():

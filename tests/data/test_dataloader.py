@@ -1,4 +1,5 @@
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -110,10 +111,10 @@ def test_large_pictures_are_decoded_by_workers_alike(pictures, square):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_goes_on_where_it_was_interrupted(images, workers):
     loader = Loader(images, batch_size=8, shuffle=True, workers=workers)
-    assert loader.steps == 8
+    assert loader.steps == 9
     whole = list(loader.batches(4))
-    assert len(whole) == 8
-    for start in (0, 3, 8):
+    assert [len(labels) for _, labels in whole] == [8] * 8 + [6]
+    for start in (0, 3, 8, 9):
         assert same(list(loader.batches(4, start)), whole[start:])
 
 
@@ -135,21 +136,54 @@ def test_batches_can_be_left_in_the_middle(images, workers):
 def test_an_epoch_shows_every_image_once_in_an_order_of_its_own(images):
     def order(epoch, seed=0, batch_size=10):
         loader = Loader(images, batch_size=batch_size, shuffle=True, seed=seed)
-        return [index for part in loader.sampler.indices(epoch) for index in part]
+        return [index for part in loader.sampler.keys(epoch) for _, index in part]
 
     assert sorted(order(0)) == list(range(70))
     assert order(0) == order(0)
     assert order(0) != order(1)
     assert order(0) != order(0, seed=1)
-    assert order(0, batch_size=32) == order(0)[:64]  # the incomplete last step is left out
+    assert order(0, batch_size=32) == order(0)  # 32, 32 and 6
+    assert order(0, batch_size=500) == order(0)  # one step
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, 4, 8])
 def test_slices_of_the_processes_join_to_the_batch_of_one(images, world):
+    """The last step has 6 images: 3 + 3, 2 + 2 + 1 + 1, and 6 processes with 1, 2 with none."""
+    loaders = [Loader(images, batch_size=16, shuffle=True, rank=rank, world=world) for rank in range(world)]
     whole = batches(images, batch_size=16, shuffle=True, epoch=2)
-    parts = [batches(images, batch_size=16, shuffle=True, epoch=2, rank=rank, world=world) for rank in range(world)]
-    joined = [tuple(torch.cat(pieces) for pieces in zip(*step, strict=True)) for step in zip(*parts, strict=True)]
-    assert same(joined, whole)
+    assert [len(labels) for _, labels in whole] == [16, 16, 16, 16, 6]
+    parts = [list(loader.batches(2)) for loader in loaders]
+    for position, (expected, *shares) in enumerate(zip(whole, *parts, strict=True)):
+        weights = [loader.weight(position) for loader in loaders]
+        assert sum(weights) == pytest.approx(world)
+        assert all(len(labels) >= 1 for _, labels in shares)  # a process without images gets one of weight 0
+        counted = [share for share, weight in zip(shares, weights, strict=True) if weight]
+        assert same([tuple(torch.cat(pieces) for pieces in zip(*counted, strict=True))], [expected])
+        for (_, labels), weight in zip(shares, weights, strict=True):
+            assert weight in (0, pytest.approx(len(labels) * world / len(expected[1])))
+
+
+@pytest.mark.parametrize(("rare", "classes"), [(1, 2), (9, 2), (3, 4)])
+def test_balanced_epochs_draw_every_class_equally_often(in_memory, noise, square, rare, classes):
+    """Of 70 images, `rare` of each class but the first: those are drawn as evenly as can be, never twice alike."""
+    labels = np.array([1 + number % (classes - 1) if number < rare * (classes - 1) else 0 for number in range(70)])
+    pictures = replace(in_memory([noise(16, 16, number) for number in range(70)]), labels=labels)
+    images = TransformedImages(pictures, square(16), ALL, seed=3)
+    loader = Loader(images, batch_size=16, shuffle=True, seed=1, balanced=True)
+    orders = [[key for step in loader.sampler.keys(epoch) for key in step] for epoch in range(20)]
+    for keys in orders:
+        assert len(keys) == len(set(keys)) == 70
+        counts = np.bincount(labels[[index for _, index in keys]])
+        assert counts.max() - counts.min() <= 1
+        times = np.bincount([index for _, index in keys], minlength=70)
+        for label in range(classes):
+            assert np.ptp(times[labels == label]) <= 1
+    assert len({key for keys in orders for key in keys}) == 20 * 70  # another augmentation each time
+    assert {index for keys in orders for _, index in keys} == set(range(70))
+    again, twice = next(key for key in orders[0] if key[0] > 2**31), orders[0]
+    assert (0, again[1]) in twice
+    assert not torch.equal(images[again][0], images[0, again[1]][0])
+    assert same(list(loader.batches(4, start=2)), list(loader.batches(4))[2:])
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 71])
@@ -177,8 +211,6 @@ def test_no_images_are_no_batches(pictures, square):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 71}, "batch_size .* 70 .*, got 71"),
-        ({"batch_size": 72, "world": 4}, "batch_size .* 68 .*, got 72"),
         ({"batch_size": 10, "world": 4}, "batch_size .* 4 .*, got 10"),
         ({"batch_size": 0}, "batch_size .* 1, got 0"),
         ({"batch_size": 4, "rank": 2, "world": 2}, "rank .* 0 to 1, got 2"),
@@ -191,8 +223,8 @@ def test_bad_options_are_errors(images, options, message):
 
 
 def test_a_start_behind_the_end_is_an_error(images):
-    with pytest.raises(VicinalError, match=r"start .* 8, got 9"):
-        Loader(images, batch_size=8, shuffle=True).batches(0, 9)
+    with pytest.raises(VicinalError, match=r"start .* 9, got 10"):
+        Loader(images, batch_size=8, shuffle=True).batches(0, 10)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -5,7 +5,7 @@ import torch
 
 import vicinal
 
-SMALL = {"epochs": 3, "warmup": 1, "train_size": 130, "val_size": 60, "batch_size": 32}
+SMALL = {"epochs": 3, "warmup": 0.5, "train_size": 130, "val_size": 60, "batch_size": 32}
 # everything that draws at random or keeps a state
 ALL = {
     "prior": "gmm",

@@ -1,4 +1,4 @@
-"""Run by torchrun, or alone: trains in float64 and writes losses and first gradients to a file."""
+"""Run by torchrun, or alone: trains in float64; writes losses, and gradients of an epoch's first and last step."""
 
 import sys
 from pathlib import Path
@@ -11,11 +11,19 @@ from vicinal.training.setup import make_accelerator, prepare
 from vicinal.training.train import train_step
 
 
-def main(folder: Path) -> None:
-    """Trains two epochs of 13 steps."""
+def main(folder: Path, images: int, accumulate: int) -> None:
+    """Trains two epochs on a number of images."""
     torch.set_num_threads(1)
     config = vicinal.TrainConfig(
-        prior="gmm:init=spread+gab", pool="avg", precision="fp64", epochs=2, warmup=1, batch_size=96, device="cpu"
+        prior="gmm:init=spread+gab",
+        pool="avg",
+        precision="fp64",
+        epochs=2,
+        warmup=1,
+        batch_size=96,
+        accumulate=accumulate,
+        train_size=images,
+        device="cpu",
     )
     state = prepare(config, make_accelerator(config))
     losses, gradients = [], {}
@@ -23,8 +31,11 @@ def main(folder: Path) -> None:
         for images, labels in state.train.batches(epoch):
             loss = train_step(state, config, len(losses), images, labels)
             losses.append(state.accelerator.reduce(loss, "mean"))
-            if len(losses) == 1:
-                gradients = {name: parameter.grad.clone() for name, parameter in state.raw_model.named_parameters()}
+            if len(losses) in (1, state.train.steps):
+                gradients |= {
+                    f"{len(losses)}.{name}": parameter.grad.clone()
+                    for name, parameter in state.raw_model.named_parameters()
+                }
     if state.accelerator.is_main_process:
         save_file(
             {**gradients, "losses": torch.stack(losses)}, folder / f"{state.accelerator.num_processes}.safetensors"
@@ -35,4 +46,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), images=int(sys.argv[2]), accumulate=int(sys.argv[3]))

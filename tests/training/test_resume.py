@@ -17,7 +17,7 @@ from vicinal.training.signals import Interrupted
 def test_a_run_that_died_goes_on_as_if_it_had_not(tmp_path, monkeypatch, minutes):
     """It dies at steps before, at and behind checkpoints: at the ends of epochs, and at every step."""
     whole = vicinal.train(config(tmp_path / "whole", **ALL))
-    real, deaths = loop.train_step, [0, 2, 5, 8, 11]
+    real, deaths = loop.train_step, [0, 2, 5, 9, 14]
 
     def dying(state, settings, step, images, labels):
         if deaths and step == deaths[0]:
@@ -50,7 +50,7 @@ def test_a_signal_ends_the_step_and_saves(tmp_path, monkeypatch):
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(loop, "train_step", signalled)
-    with pytest.raises(Interrupted, match=r"step 6 of 12; `vicinal train --resume .*stopped`") as stopped:
+    with pytest.raises(Interrupted, match=r"step 6 of 15; `vicinal train --resume .*stopped`") as stopped:
         vicinal.train(config(tmp_path / "stopped"))
     assert stopped.value.signal == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path, monkeypatch):
     (run.folder / "results.json").unlink()
     last = sorted((run.folder / "checkpoints").iterdir())[-1]
     last.write_bytes(last.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match=r"step-00000012.safetensors"):
+    with pytest.warns(UserWarning, match=r"step-00000015.safetensors"):
         assert_same_run(whole, vicinal.resume(run.folder))
 
 

@@ -1,11 +1,13 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 import vicinal
+import vicinal.data
 from small_runs import ALL, assert_same_run, config, weights
 from vicinal.errors import VicinalError
 from vicinal.training import train as loop
@@ -26,8 +28,8 @@ def test_a_run_leaves_what_the_design_says(tmp_path, capsys):
         file.name for file in run.folder.iterdir()
     }
     assert run.config == config(tmp_path / "run", prior="gmm")
-    assert [row["images_seen"] for row in run.metrics] == [128, 256, 384]
-    assert [row["step"] for row in run.metrics] == [4, 8, 12]
+    assert [row["images_seen"] for row in run.metrics] == [130, 260, 390]
+    assert [row["step"] for row in run.metrics] == [5, 10, 15]
     environment = run.environment
     assert environment["seed"] == 0
     assert environment["threads"] == torch.get_num_threads()
@@ -59,23 +61,8 @@ def test_no_run_overwrites_another(tmp_path):
     assert list((tmp_path / "mine").iterdir()) == []
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, monkeypatch, precision):
-    real = loop.train_step
-
-    def broken(state, settings, step, images, labels):
-        loss = real(state, settings, step, images, labels)
-        return loss * math.nan if step == 6 else loss
-
-    monkeypatch.setattr(loop, "train_step", broken)
-    with pytest.raises(VicinalError, match=r"nan at step 7 \(epoch 2\); .*step-00000004.safetensors"):
-        vicinal.train(config(tmp_path / "run", precision=precision))
-    assert [file.name for file in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000004.safetensors"]
-    assert not (tmp_path / "run" / "model").exists()
-
-
 def test_losses_read_in_groups_as_on_a_gpu_give_the_same_run(tmp_path, monkeypatch):
-    """An epoch has 4 steps: groups of 3 and 1."""
+    """An epoch has 5 steps: groups of 3 and 2."""
 
     class GroupsOfThree(loop.LossBuffer):
         def __init__(self, accelerator):
@@ -96,6 +83,7 @@ def test_losses_read_in_groups_as_on_a_gpu_give_the_same_run(tmp_path, monkeypat
 
 
 def test_pieces_of_a_step_add_up_to_the_step(tmp_path):
+    """The last step has 2 images, fewer than pieces."""
     plain = {"mix": "transmix", "mix_prob": 1.0, "prior": "gmm", "precision": "fp64", "epochs": 1, "warmup": 0}
     whole, pieces = (
         vicinal.train(config(tmp_path / str(number), **plain, accumulate=number, clip_grad=0.5)) for number in (1, 4)
@@ -126,6 +114,40 @@ def test_a_moving_average_is_what_is_saved(tmp_path):
     assert not torch.equal(last["model.head.weight"], last["ema.head.weight"])
 
 
+def test_a_moving_average_has_the_decay_that_was_given_from_the_first_step_on(tmp_path, monkeypatch):
+    real, weights_of_steps = loop.train_step, []
+
+    def recorded(state, settings, step, images, labels):
+        if not step:
+            weights_of_steps.append(state.raw_model.head.weight.detach().double().clone())
+        loss = real(state, settings, step, images, labels)
+        weights_of_steps.append(state.raw_model.head.weight.detach().double().clone())
+        return loss
+
+    monkeypatch.setattr(loop, "train_step", recorded)
+    run = vicinal.train(config(tmp_path / "run", ema=0.8, epochs=2))
+    average = weights_of_steps[0]
+    for weight in weights_of_steps[1:]:
+        average = 0.8 * average + 0.2 * weight
+    torch.testing.assert_close(weights(run)["head.weight"].double(), average, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("mix", ["none", "both", "transmix"])
+@pytest.mark.parametrize("train_size", [97, 99, 129])
+def test_steps_take_every_image_with_the_same_weight(tmp_path, mix, train_size):
+    """The loss of an epoch without learning is the mean over all images, whatever the last step has."""
+    settings = {"lr": 1e-12, "min_lr": 0, "epochs": 1, "warmup": 0, "mix": mix, "precision": "fp64", "crop": False}
+    run = vicinal.train(config(tmp_path / "run", **settings, train_size=train_size, mix_prob=0.0))
+    assert run.metrics[0]["images_seen"] == train_size
+    model, declared = run.model().double(), run.model().pretrained_cfg
+    images = vicinal.data.split(vicinal.data.open_dataset("digits"), val_size=60, train_size=train_size).train
+    pixels = torch.from_numpy(np.stack([np.asarray(images.image(index)) for index in range(train_size)]))
+    with torch.no_grad():
+        logits = model((pixels.double()[:, None] / 255 - declared["mean"][0]) / declared["std"][0])
+    expected = torch.nn.functional.cross_entropy(logits, torch.from_numpy(images.labels), label_smoothing=0.1)
+    assert run.metrics[0]["train_loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_another_set_of_classes_starts_from_a_run(tmp_path):
     first = vicinal.train(config(tmp_path / "first", prior="gmm", epochs=1))
     second = vicinal.train(
@@ -144,6 +166,14 @@ def test_another_set_of_classes_starts_from_a_run(tmp_path):
     assert json.loads((given.folder / "model" / "config.json").read_text())["model_args"]["prior"] != "none"
 
 
+def test_a_batch_larger_than_the_training_set_shrinks_with_a_word(tmp_path, capsys):
+    large, exact = (vicinal.train(config(tmp_path / str(size), batch_size=size)) for size in (512, 130))
+    assert (
+        "batch_size is 512, but there are 130 training images: each step takes all of them" in capsys.readouterr().err
+    )
+    assert_same_run(large, exact)
+
+
 def test_what_the_machine_cannot_do_is_said(tmp_path):
     with pytest.raises(ConfigError, match="fp16") as error:
         vicinal.train(config(tmp_path / "run", precision="fp16", device="cpu"))
@@ -151,8 +181,9 @@ def test_what_the_machine_cannot_do_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"1 processes x 5 pieces\), got 32") as error:
         vicinal.train(config(tmp_path / "run", accumulate=5))
     assert error.value.field == "batch_size"
-    with pytest.raises(VicinalError, match=r"130 images, got 512"):
-        vicinal.train(config(tmp_path / "run", batch_size=512))
+    with pytest.raises(ConfigError, match=r"of 32 leaves a single image .* 129 images .*batch normalization") as error:
+        vicinal.train(config(tmp_path / "run", model="resnet18", img_size=(32,), train_size=129))
+    assert error.value.field == "batch_size"
     assert list(tmp_path.iterdir()) == []
 
 

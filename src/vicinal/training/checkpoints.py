@@ -17,8 +17,8 @@ from typing import Any
 
 import safetensors
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
 from vicinal.files import replace_file
@@ -26,16 +26,20 @@ from vicinal.training.setup import TrainState
 
 __all__ = [
     "Progress",
+    "checkpoint_file",
     "list_checkpoints",
+    "load_best",
     "load_checkpoint",
     "pack_optimizer",
     "read_checkpoint",
+    "save_best",
     "save_checkpoint",
     "unpack_optimizer",
     "write_checkpoint",
 ]
 
 CHECKPOINTS_KEPT = 2
+BEST_FILE = "best.safetensors"
 
 
 @dataclass
@@ -49,7 +53,7 @@ class Progress:
     step: int = 0
     """Steps done."""
     loss: float = 0.0
-    """Sum of the losses of this epoch's steps."""
+    """Sum of the losses of this epoch's images so far."""
     seconds: float = 0.0
     """Time of the run, without the time between an interruption and its resumption."""
     training_seconds: float = 0.0
@@ -57,11 +61,22 @@ class Progress:
     history: list[dict[str, float | None]] = field(default_factory=list)
     """One row of metrics for each epoch done."""
 
-    def add_step(self, loss: float) -> None:
-        """Counts a step with its loss."""
+    def add_step(self, loss: float, images: int) -> None:
+        """Counts a step with its mean loss over a number of images."""
         self.step += 1
         self.position += 1
-        self.loss += loss
+        self.loss += loss * images
+
+    @property
+    def best_epoch(self) -> int:
+        """Index of the epoch with the highest validation top-1, the first of equal ones."""
+        accuracies = [row["val_top1"] or 0.0 for row in self.history]
+        return accuracies.index(max(accuracies))
+
+    def is_over(self, epochs: int, patience: int | None) -> bool:
+        """Returns whether all epochs are done, or the last `patience` of them were not better than the best before."""
+        stale = patience is not None and bool(self.history) and self.epoch - 1 - self.best_epoch >= patience
+        return self.epoch >= epochs or stale
 
     def end_epoch(self, metrics: dict[str, float | None]) -> None:
         """Appends the metrics of the epoch to the history, and goes to the start of the next epoch."""
@@ -111,13 +126,44 @@ def load_checkpoint(run_folder: Path, state: TrainState) -> Progress:
     return Progress(**header["progress"])
 
 
+def save_best(run_folder: Path, model: nn.Module) -> None:
+    """Writes the weights of the best epoch so far, `best.safetensors` among the checkpoints."""
+    folder = _folder(run_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / ".writing-best"
+    save_file({name: value.detach().contiguous() for name, value in model.state_dict().items()}, temporary)
+    replace_file(temporary, folder / BEST_FILE)
+
+
+def load_best(run_folder: Path, model: nn.Module) -> None:
+    """Loads the weights that `save_best` wrote.
+
+    Raises:
+        VicinalError: if the file is missing or damaged.
+    """
+    file = _folder(run_folder) / BEST_FILE
+    try:
+        model.load_state_dict(load_file(file))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise VicinalError(f"cannot read the weights of the best epoch, {file}: {error}; start another run") from None
+
+
 def list_checkpoints(run_folder: Path) -> list[Path]:
     """Returns the checkpoint files of a run, oldest first."""
     return _files(_folder(run_folder))
 
 
+def checkpoint_file(run_folder: Path, step: int) -> Path:
+    """Returns the checkpoint file of a run after a number of steps, whether it exists or not."""
+    return _file(_folder(run_folder), step)
+
+
 def _folder(run_folder: Path) -> Path:
     return run_folder / "checkpoints"
+
+
+def _file(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.safetensors"
 
 
 def _files(folder: Path) -> list[Path]:
@@ -137,7 +183,7 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], hea
         The file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file, temporary = folder / f"step-{step:08d}.safetensors", folder / f".writing-{step:08d}"
+    file, temporary = _file(folder, step), folder / f".writing-{step:08d}"
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, temporary, metadata={"state": json.dumps(header), "digest": _digest(contiguous)})
     replace_file(temporary, file)

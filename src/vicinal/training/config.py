@@ -10,11 +10,16 @@ import yaml
 
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.config_error import ConfigError
+from vicinal.training.config_ranges import RANGES
+from vicinal.training.model_path import is_weights_file
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
-__all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
+__all__ = ["DEFAULT_MODEL", "FORMAT", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
 
 DEFAULT_MODEL = "vit-micro"
+
+FORMAT = 2
+"""Version of the rules of training, `format` in config.yaml. Files without it are of version 1."""
 
 RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
 """Fields that can change when a run is resumed, because the result does not depend on them."""
@@ -49,7 +54,10 @@ class TrainConfig:
     pretrained: bool = False
     """Start from timm's pretrained weights, with a new classifier head."""
     init_from: str | None = None
-    """Start from the weights of a finished run or a saved model; its model, pooling and prior are used."""
+    """Start from the weights of a finished run or a saved model, whose model, pooling and prior are used; or from a
+    safetensors file of the timm model that model names, with a new classifier head."""
+    freeze: bool = False
+    """Train the classifier head and priors only; the other weights stay as they were loaded."""
 
     # Data
     dataset: str = "digits"
@@ -62,6 +70,8 @@ class TrainConfig:
     """Number of training images, stratified by class; by default all that are not held out for validation."""
     val_size: float = 0.1
     """Training images held out for validation: a fraction below 1, or a number of images; 0 for none."""
+    balance: Literal["none", "weights", "sampling"] = "none"
+    """Make rare classes count as much as frequent ones: weights in the loss, or their images drawn more often."""
     crop: bool = True
     """Random crop: with padding below 96 px, random resized crop from 96 px on."""
     flip: bool | None = None
@@ -86,8 +96,8 @@ class TrainConfig:
     # Optimization
     epochs: int = 50
     """Number of passes over the training images."""
-    warmup: float = 5
-    """Number of warm-up epochs, in which the learning rate rises."""
+    warmup: float | None = None
+    """Number of warm-up epochs, in which the learning rate rises; a tenth of the epochs by default."""
     batch_size: int = 64
     """Images per optimizer step, over all processes."""
     accumulate: int = 1
@@ -100,12 +110,18 @@ class TrainConfig:
     """Learning rate at the end, and at the start of the warm-up."""
     prior_lr: float = 30.0
     """Learning-rate multiplier for prior parameters. At 1, sigma barely moves in a short run."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from each layer to the one before it, for fine-tuning; not applied to priors."""
     weight_decay: float = 0.05
-    """Weight decay; not applied to priors, norms and biases."""
+    """Weight decay; not applied to priors, norms, biases and relative positions."""
     clip_grad: float | None = None
     """Maximum gradient norm; no clipping by default."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights, such as 0.999, which is then evaluated and saved."""
+    patience: int | None = None
+    """Early stopping: number of epochs without a better validation top-1 after which training ends; off by default."""
+    keep: Literal["last", "best"] = "last"
+    """Weights that are tested and saved: the last, or those of the epoch with the best validation top-1."""
 
     # Machine
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
@@ -126,7 +142,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
             object.__setattr__(self, name, _convert(name, getattr(self, name), kind))
-        for name, (low, high, expected) in _RANGES.items():
+        for name, (low, high, expected) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not (low <= value <= high and math.isfinite(value)):
                 raise ConfigError(name, f"must be {expected}, got {value:g}")
@@ -134,12 +150,14 @@ class TrainConfig:
             raise ConfigError("img_size", f"must be one number of pixels, or height and width, got {self.img_size}")
         if self.val_size >= 1 and self.val_size != int(self.val_size):
             raise ConfigError("val_size", f"must be below 1 or a whole number of images, got {self.val_size:g}")
-        if self.warmup > self.epochs:
-            raise ConfigError("warmup", f"must be at most the number of epochs ({self.epochs}), got {self.warmup:g}")
+        if self.warmup is not None and self.warmup >= self.epochs:
+            raise ConfigError("warmup", f"must be below the number of epochs ({self.epochs}), got {self.warmup:g}")
         if self.min_lr > self.lr:
             raise ConfigError("min_lr", f"must be at most lr ({self.lr:g}), got {self.min_lr:g}")
-        if self.init_from is not None and (self.model or self.pool or self.patch_size or self.pretrained):
-            raise ConfigError("init_from", "does not go with model, pool, patch_size and pretrained: leave these out")
+        if self.init_from is not None and self.pretrained:
+            raise ConfigError("init_from", "does not go with pretrained: leave one of them out")
+        if self.init_from is not None and not is_weights_file(self.init_from) and (self.model or self.pool):
+            raise ConfigError("init_from", "of a run or a saved model does not go with model and pool: leave these out")
 
     def changed(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed.
@@ -152,11 +170,16 @@ class TrainConfig:
         return replace(self, **changes)
 
     @property
+    def warmup_epochs(self) -> float:
+        """Number of warm-up epochs: `warmup`, or a tenth of the epochs."""
+        return self.epochs / 10 if self.warmup is None else self.warmup
+
+    @property
     def folder(self) -> Path:
         """The run folder: `out`, or a name made of model, prior, dataset and seed."""
         if self.out is not None:
             return self.out
-        model = Path(self.init_from).name if self.init_from else self.model or DEFAULT_MODEL
+        model = self.model or (Path(self.init_from).name if self.init_from else DEFAULT_MODEL)
         parts = [model, *([] if self.prior == "none" else [self.prior]), self.dataset.split("/")[-1], f"s{self.seed}"]
         return Path("runs") / "".join(c if c.isalnum() or c in "-_.=+" else "-" for c in "-".join(parts))
 
@@ -166,14 +189,15 @@ class TrainConfig:
             name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
         }
-        return yaml.safe_dump(values, sort_keys=False)
+        return yaml.safe_dump({"format": FORMAT, **values}, sort_keys=False)
 
     @classmethod
-    def from_yaml(cls, file: str | Path) -> "TrainConfig":
+    def from_yaml(cls, file: str | Path, *, stored: bool = False) -> "TrainConfig":
         """Returns the configuration in a YAML file.
 
         Args:
             file: maps names of fields to values. `recipe` names the recipe for the fields that are not in the file.
+            stored: the file is that of a run. Before format 2, a warm-up could be as long as the run; it becomes None.
 
         Raises:
             VicinalError: if the file cannot be read, is not YAML, or has unknown fields or unusable values.
@@ -186,7 +210,11 @@ class TrainConfig:
             raise VicinalError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(values, dict):
             raise VicinalError(f"{file} has no fields; expected lines such as 'model: vit'")
-        name = values.pop("recipe", DEFAULT_RECIPE)
+        name, version = values.pop("recipe", DEFAULT_RECIPE), values.pop("format", 1)
+        if version not in (1, FORMAT):
+            raise VicinalError(f"{file}: format must be 1 or {FORMAT}, got {version!r}; a later version wrote it")
+        if stored and version == 1 and (values.get("warmup") or 0) >= values["epochs"]:
+            values["warmup"] = None
         if isinstance(values.get("prior"), str):
             from vicinal.priors.spec import current_spec
 
@@ -205,7 +233,7 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
     300
 
     Args:
-        name: `quick` or `paper`; `vicinal.training.recipes` describes them.
+        name: `quick`, `paper` or `finetune`; `vicinal.training.recipes` describes them.
         **changes: fields of `TrainConfig`.
 
     Raises:
@@ -219,31 +247,6 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
 def _field_names() -> set[str]:
     return {field.name for field in fields(TrainConfig)}
 
-
-# Field: minimum, maximum, description of the range.
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "patch_size": (1, math.inf, "a number of pixels, at least 1"),
-    "drop_path": (0, 0.99, "a probability from 0 to below 1"),
-    "train_size": (1, math.inf, "a number of images, at least 1"),
-    "val_size": (0, math.inf, "a fraction below 1 or a number of images"),
-    "erasing": (0, 1, "a probability from 0 to 1"),
-    "mix_prob": (0, 1, "a probability from 0 to 1"),
-    "mixup_share": (0, 1, "a fraction from 0 to 1"),
-    "smoothing": (0, 0.99, "a fraction from 0 to below 1"),
-    "epochs": (1, math.inf, "a whole number, at least 1"),
-    "warmup": (0, math.inf, "a number of epochs, at least 0"),
-    "batch_size": (1, math.inf, "a number of images, at least 1"),
-    "accumulate": (1, math.inf, "a number of pieces, at least 1"),
-    "lr": (1e-12, math.inf, "a number above 0"),
-    "min_lr": (0, math.inf, "a number, at least 0"),
-    "prior_lr": (0, math.inf, "a number, at least 0"),
-    "weight_decay": (0, math.inf, "a number, at least 0"),
-    "clip_grad": (1e-12, math.inf, "a number above 0"),
-    "ema": (0, 0.9999999, "a decay from 0 to below 1"),
-    "workers": (0, 1024, "a number of processes from 0 to 1024"),
-    "seed": (0, 2**31 - 1, "a whole number from 0 to 2147483647"),
-    "checkpoint_minutes": (0, math.inf, "a number of minutes, at least 0"),
-}
 
 _KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
 

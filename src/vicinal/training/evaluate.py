@@ -99,7 +99,7 @@ def evaluate(model: nn.Module, loader: Loader, classes: int, accelerator: Accele
         hits = top5[:, 0] == labels
         loss = F.cross_entropy(logits, labels, reduction="sum")
         sums += torch.stack([loss, hits.sum(), (top5 == labels[:, None]).sum()])
-        confidence = logits.softmax(1).amax(1)
+        confidence = logits.softmax(1).amax(1).nan_to_num()  # of logits that are not finite: 0
         bin_index = (confidence * CALIBRATION_BINS).long().clamp(max=CALIBRATION_BINS - 1)
         bins.index_add_(1, bin_index, torch.stack([confidence, hits.double()]))
         confusion += torch.bincount(labels * classes + top5[:, 0], minlength=classes**2)

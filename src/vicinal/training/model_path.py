@@ -4,8 +4,9 @@ import difflib
 from pathlib import Path
 
 from vicinal.errors import VicinalError
+from vicinal.training.failure import read_failure
 
-__all__ = ["model_folder", "no_such_run"]
+__all__ = ["is_weights_file", "model_folder", "no_such_run"]
 
 EXPECTED_PATHS = "the folder of a run, such as runs/x, or of a saved model, or hf-hub:owner/name"
 MARKER_FILES = ("config.yaml", "config.json", "model/config.json")  # of a run, a saved model, a finished run
@@ -28,10 +29,17 @@ def model_folder(run: str) -> str | Path:
             return candidate
     if not folder.exists():
         raise no_such_run(folder)
+    if failure := read_failure(folder):
+        raise VicinalError(f"the run {run} has no model: {failure}")
     if (folder / "config.yaml").is_file():
         raise VicinalError(f"the run {run} is not finished; `vicinal train --resume {run}` continues it")
     kind = "folder without a run or a model" if folder.is_dir() else "file"
     raise VicinalError(f"{run} is a {kind}; expected {EXPECTED_PATHS}")
+
+
+def is_weights_file(path: str) -> bool:
+    """Returns whether a path is that of a file of weights alone, in place of a run or a saved model."""
+    return Path(path).suffix in (".safetensors", ".pth", ".pt", ".bin", ".ckpt")
 
 
 def no_such_run(folder: Path) -> VicinalError:

@@ -1,6 +1,7 @@
 """The run folder: what training writes, and the only thing that later stages read."""
 
 import csv
+import itertools
 import json
 import shutil
 import uuid
@@ -8,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import nn
 
 from vicinal.errors import VicinalError
 from vicinal.files import write_json, write_text
 from vicinal.models import load
-from vicinal.training.config import TrainConfig
+from vicinal.training.config import FORMAT, TrainConfig
+from vicinal.training.failure import read_failure
 from vicinal.training.model_path import model_folder, no_such_run
 from vicinal.training.prior_history import PriorHistory, read_history
 
@@ -21,6 +24,10 @@ __all__ = ["METRICS_FILE", "RESULTS_FILE", "Run"]
 
 CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
 METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
+CHANGED_RULES = (
+    "the learning rate reaches lr after the warm-up, the last partial batch of an epoch is kept, the moving average "
+    "has no warm-up, and all of a prior and of relative positions is undecayed"
+)
 
 
 class Run:
@@ -76,14 +83,31 @@ class Run:
     def check_free(folder: Path) -> None:
         """Raises VicinalError if the folder exists."""
         if folder.exists():
-            is_run = (folder / CONFIG_FILE).is_file()
-            advice = f"`vicinal train --resume {folder}` continues it, or " if is_run else ""
+            can_resume = (folder / CONFIG_FILE).is_file() and read_failure(folder) is None
+            advice = f"`vicinal train --resume {folder}` continues it, or " if can_resume else ""
             raise VicinalError(f"{folder} exists already; {advice}give another name with --out")
 
     @property
     def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
-        return TrainConfig.from_yaml(self.folder / CONFIG_FILE)
+        return TrainConfig.from_yaml(self.folder / CONFIG_FILE, stored=True)
+
+    @property
+    def format(self) -> int:
+        """Version of the rules that the run is trained by: 2, or 1 for runs before there was a version."""
+        return int(yaml.safe_load((self.folder / CONFIG_FILE).read_text(encoding="utf-8")).get("format", 1))
+
+    def check_resumable(self) -> None:
+        """Raises VicinalError if the run failed, or was started under other rules of training."""
+        if self.failure is not None:
+            raise VicinalError(f"{self.folder} cannot be resumed: {self.failure}")
+        if self.format != FORMAT:
+            number = next(n for n in itertools.count(2) if not Path(f"{self.folder}-{n}").exists())
+            raise VicinalError(
+                f"{self.folder} cannot be resumed: it was started by an earlier version, and these rules changed: "
+                f"{CHANGED_RULES}. Start it anew with `vicinal train --config {self.folder / CONFIG_FILE} --out "
+                f"{self.folder}-{number}`"
+            )
 
     @property
     def metrics(self) -> list[dict[str, float | None]]:
@@ -115,6 +139,11 @@ class Run:
     def finished(self) -> bool:
         """Whether the run has its results, which are written last."""
         return (self.folder / RESULTS_FILE).is_file()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run ended before its last epoch and cannot be resumed; None for any other run."""
+        return read_failure(self.folder)
 
     def model(self) -> nn.Module:
         """Returns the trained model in evaluation mode.

@@ -8,9 +8,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from vicinal.attachment import attach, get_priors
-from vicinal.attachment.attached_priors import priors_to_config
 from vicinal.data import (
     Augmentation,
     ImageDataset,
@@ -23,10 +22,10 @@ from vicinal.data import (
 )
 from vicinal.data.rng import reseed
 from vicinal.mixing import Mixing, TransMix
-from vicinal.models import create_model, load
-from vicinal.training.config import DEFAULT_MODEL, ConfigError, TrainConfig
-from vicinal.training.model_path import model_folder
+from vicinal.training.config import ConfigError, TrainConfig
+from vicinal.training.initial_model import create_initial_model
 from vicinal.training.optimizer import create_optimizer
+from vicinal.training.schedule import create_schedule
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
@@ -65,6 +64,12 @@ class TrainState:
     test: Loader
     class_names: list[str]
     preprocessing: Preprocessing
+    class_weights: torch.Tensor | None
+    """Weight of each class in the loss, `(classes,)`; None for equal weights."""
+    frozen_norms: list[nn.Module]
+    """Batch norms that keep their statistics."""
+    notes: list[str]
+    """What was chosen for the user: a line each, printed before the first step."""
 
     @property
     def eval_model(self) -> nn.Module:
@@ -136,21 +141,21 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     with accelerator.local_main_process_first():
         source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
     seed_generators(derive_seed(config.seed))
-    raw_model = _make_model(config, source)
+    notes: list[str] = []
+    raw_model = create_initial_model(config, source, notes)
     preprocessing = _make_preprocessing(config, source, raw_model)
     with accelerator.local_main_process_first():
         train, val, test = make_loaders(config, source, preprocessing, accelerator)
+    _check_splits(config, train, val, raw_model)
+    if config.batch_size > len(train.images):
+        notes.append(
+            f"batch_size is {config.batch_size}, but there are {len(train.images)} training images: each step takes "
+            "all of them"
+        )
     raw_model.to(accelerator.device, torch.float64 if config.precision == "fp64" else torch.float32)
-    ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema, use_warmup=True)
+    ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema)
     optimizer = create_optimizer(raw_model, config)
-    schedule = CosineLRScheduler(
-        optimizer,
-        t_initial=config.epochs * train.steps,
-        lr_min=config.min_lr,
-        warmup_t=round(config.warmup * train.steps),
-        warmup_lr_init=config.min_lr,
-        t_in_epochs=False,
-    )
+    schedule = create_schedule(optimizer, config, train.steps)
     mixing = Mixing(
         config.mix,
         classes=len(source.class_names),
@@ -175,7 +180,33 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
         test=test,
         class_names=source.class_names,
         preprocessing=preprocessing,
+        class_weights=_class_weights(train, len(source.class_names)) if config.balance == "weights" else None,
+        frozen_norms=[each for each in raw_model.modules() if config.freeze and isinstance(each, _BatchNorm)],
+        notes=notes,
     )
+
+
+def _class_weights(train: Loader, classes: int) -> torch.Tensor:
+    """Returns weights inverse to the numbers of training images, `(classes,)`, whose mean over images is 1."""
+    counts = torch.bincount(train.images.labels, minlength=classes).double()
+    return torch.where(counts > 0, counts.sum() / (counts > 0).sum() / counts, 0.0)
+
+
+def _check_splits(config: TrainConfig, train: Loader, val: Loader, model: nn.Module) -> None:
+    """Raises ConfigError if there are too few images: none for validation, or a single one for batch normalization."""
+    for name, needs_val in {"patience": config.patience is not None, "keep": config.keep == "best"}.items():
+        if needs_val and not len(val.images):
+            raise ConfigError(name, f"of {getattr(config, name)} needs validation images: val_size must be above 0")
+    if config.freeze:
+        return  # batch norms are not trained
+    total = train.step_size(train.steps - 1)
+    own = max(1, total // train.world)
+    if own // min(config.accumulate, own) == 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ConfigError(
+            "batch_size",
+            f"of {config.batch_size} leaves a single image for the last step of {len(train.images)} images (of a "
+            "process or a piece), on which batch normalization cannot train; choose another number",
+        )
 
 
 def make_loaders(
@@ -210,7 +241,14 @@ def make_loaders(
         "workers": workers,
         "pin_memory": on_gpu,
     }
-    train = Loader(train_images, batch_size=config.batch_size, shuffle=True, seed=config.seed, **shared)
+    train = Loader(
+        train_images,
+        batch_size=config.batch_size,
+        shuffle=True,
+        seed=config.seed,
+        balanced=config.balance == "sampling",
+        **shared,
+    )
     val, test = (
         Loader(
             TransformedImages(images, preprocessing, cache_dir=config.cache_dir),
@@ -221,45 +259,6 @@ def make_loaders(
         for images in (splits.val, splits.test)
     )
     return train, val, test
-
-
-def _make_model(config: TrainConfig, source: ImageDataset) -> nn.Module:
-    if config.init_from is not None:
-        return _load_model(config.init_from, config, source)
-    size = config.img_size or None
-    if size is None and not config.pretrained:
-        size = (source.info.size,)
-    options = {} if config.patch_size is None else {"patch_size": config.patch_size}
-    return create_model(
-        config.model or DEFAULT_MODEL,
-        prior=config.prior,
-        img_size=None if size is None else (size[0], size[-1]),
-        num_classes=len(source.class_names),
-        in_chans=source.channels,
-        global_pool=config.pool,
-        drop_path_rate=config.drop_path,
-        pretrained=config.pretrained,
-        **options,
-    )
-
-
-def _load_model(path: str, config: TrainConfig, source: ImageDataset) -> nn.Module:
-    """Returns the model of a finished run, or a saved model, with a new classifier head if the classes differ."""
-    size = (config.img_size[0], config.img_size[-1]) if config.img_size else None
-    saved: Any = load(model_folder(path), img_size=size)
-    pretrained_cfg = dict(saved.pretrained_cfg)
-    if pretrained_cfg.get("label_names") != source.class_names:
-        saved.reset_classifier(len(source.class_names))
-    prior = priors_to_config(saved)
-    if config.prior != "none" and get_priors(saved):
-        raise ConfigError("prior", f"must not be given: {path} has a prior already ({prior})")
-    arguments = {**saved.model_args, "num_classes": len(source.class_names), "drop_path_rate": config.drop_path}
-    model = create_model(pretrained_cfg["architecture"], prior=prior, **arguments)
-    model.load_state_dict(saved.state_dict())
-    model.pretrained_cfg.update({key: pretrained_cfg[key] for key in ("mean", "std", "interpolation", "crop_pct")})  # type: ignore[operator, union-attr]
-    if config.prior != "none":
-        attach(model, config.prior, img_size=pretrained_cfg["input_size"][1:])
-    return model
 
 
 def _make_preprocessing(config: TrainConfig, source: ImageDataset, model: nn.Module) -> Preprocessing:

@@ -1,28 +1,31 @@
 """The training loop.
 
-- An epoch is one pass over the training images. A step is one update of the weights, for any number of processes and
-  gradient-accumulation pieces.
+- An epoch is one pass over the training images, its last step with those that are left. A step is one update of the
+  weights, for any number of processes and gradient-accumulation pieces, by the mean loss over its images.
 - Random choices of a step derive from (seed, step), those of the data from (seed, epoch, image). A checkpoint therefore
   holds no generator state, and a resumed run is exact.
-- Validation selects nothing: the last weights, or their moving average, are saved, and tested once.
+- Validation selects nothing unless `patience` or `keep` say so: the last weights, or their moving average, are saved,
+  and tested once.
 """
 
 import math
+import sys
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.data import Loader, derive_seed
-from vicinal.errors import VicinalError
+from vicinal.data import derive_seed
 from vicinal.files import write_json
 from vicinal.models import save
-from vicinal.training.checkpoints import Progress, list_checkpoints, load_checkpoint, save_checkpoint
+from vicinal.training.checkpoints import Progress, load_best, load_checkpoint, save_best, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
+from vicinal.training.divergence import divergence_error
 from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.logger import NullLogger, RunLogger
@@ -99,6 +102,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
             )
     if run.finished:
         return run
+    run.check_resumable()
     with keep_freed_memory(uses_cpu(config)):
         return _train(config, run)
 
@@ -115,10 +119,11 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
     run, progress = _open_run(config, run, state)
     logger = NullLogger()
     if is_main:
+        print("".join(f"note: {note}\n" for note in state.notes), end="", file=sys.stderr)
         logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
-        while progress.epoch < config.epochs:
+        while not progress.is_over(config.epochs, config.patience):
             timer.restart()
             last_step = (progress.epoch + 1) * steps - 1
             batches = state.train.batches(progress.epoch, start=progress.position)
@@ -131,9 +136,9 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                 # Read the losses, averaged over processes, and whether any process has to stop.
                 values, stop_signal = losses.flush(stop_signals.received)
                 for loss in values:
-                    progress.add_step(loss)
+                    progress.add_step(loss, state.train.step_size(progress.position))
                     if not math.isfinite(loss):
-                        raise _loss_error(loss, progress, config, run.folder)
+                        raise divergence_error(run.folder, config, progress, "train", loss, write=is_main)
                     logger.log_step(progress.epoch, loss)
                 progress.seconds = timer.total()
                 progress.training_seconds += timer.lap()
@@ -147,15 +152,20 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                     raise _interrupted(stop_signal, progress.step, config.epochs * steps, run.folder)
 
             # Evaluate on validation images, log the epoch and save a checkpoint.
-            val = _evaluate(state, state.val)
+            val = _evaluate(state, config, "val", progress, run)
             progress.seconds = timer.total()
-            progress.end_epoch(_epoch_metrics(state, config, progress, val))
+            progress.end_epoch(_epoch_metrics(state, progress, val))
             logger.log_epoch(progress.history[-1])
             if is_main:
+                if config.keep == "best" and progress.best_epoch == progress.epoch - 1:
+                    save_best(run.folder, state.eval_model)
                 save_checkpoint(run.folder, state, progress)
 
         # Evaluate the final model. Save it, then its results, which mark the run as finished.
-        evaluations = {"val": _evaluate(state, state.val), "test": _evaluate(state, state.test)}
+        if config.keep == "best":
+            accelerator.wait_for_everyone()
+            load_best(run.folder, state.eval_model)
+        evaluations = {name: _evaluate(state, config, name, progress, run) for name in ("val", "test")}
         results = {name: found.as_dict() for name, found in evaluations.items() if found is not None}
         if is_main:
             logger.log_results(results)
@@ -166,7 +176,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
 
 
 def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor, labels: Tensor) -> Tensor:
-    """Updates the weights once. Returns the mean loss over this process's images, a scalar on the device.
+    """Updates the weights once. Returns the loss, a scalar on the device; its mean over processes is that over images.
 
     Args:
         state: changed in place.
@@ -183,21 +193,27 @@ def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor
     batch = state.mixing(images, labels, derive_seed(config.seed, step, rank, MIXING_STREAM))
     seed_generators(derive_seed(config.seed, step, rank, DROP_PATH_STREAM))
     state.model.train()
+    for module in state.frozen_norms:
+        module.eval()
     state.optimizer.zero_grad()
     total = torch.zeros((), device=device, dtype=dtype)
-    for number, piece in enumerate(batch.pieces(config.accumulate), start=1):
-        is_last = number == config.accumulate
+    pieces = batch.pieces(min(config.accumulate, len(images)))
+    weights = None if state.class_weights is None else state.class_weights.to(device, dtype)
+    weight = state.train.weight(step % state.train.steps)  # of this process's slice
+    for piece in pieces:
+        is_last = piece is pieces[-1]
         with nullcontext() if is_last else accelerator.no_sync(state.model):  # reduce gradients once per step
             with state.mixing:
                 logits = state.model(piece.images)
-            loss = F.cross_entropy(logits, state.mixing.targets(piece)) / config.accumulate
+            loss = F.cross_entropy(logits, state.mixing.targets(piece), weights)
+            loss = loss * (weight * len(piece.images) / len(images))
             accelerator.backward(loss)
         total += loss.detach()
     if config.clip_grad is not None:
         accelerator.clip_grad_norm_(state.model.parameters(), config.clip_grad)
     state.optimizer.step()
     if state.ema is not None:
-        state.ema.update(state.raw_model, step=step + 1)
+        state.ema.update(state.raw_model)
     return total
 
 
@@ -215,39 +231,39 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
     return Run(config.folder), Progress()
 
 
-def _evaluate(state: TrainState, loader: Loader) -> Evaluation | None:
+def _evaluate(
+    state: TrainState, config: TrainConfig, split: Literal["val", "test"], progress: Progress, run: Run
+) -> Evaluation | None:
+    """Returns the metrics on a split; None if it is empty.
+
+    Raises:
+        VicinalError: if the loss is not finite.
+    """
+    loader = state.val if split == "val" else state.test
     if not len(loader.images):
         return None
-    return evaluate(state.eval_model, loader, len(state.class_names), state.accelerator)
+    found = evaluate(state.eval_model, loader, len(state.class_names), state.accelerator)
+    if not math.isfinite(found.loss):
+        is_main = state.accelerator.is_main_process
+        raise divergence_error(run.folder, config, progress, split, found.loss, write=is_main)
+    return found
 
 
-def _epoch_metrics(
-    state: TrainState, config: TrainConfig, progress: Progress, val: Evaluation | None
-) -> dict[str, float | None]:
+def _epoch_metrics(state: TrainState, progress: Progress, val: Evaluation | None) -> dict[str, float | None]:
     """Returns the row of metrics.csv for the epoch that ends now."""
-    steps = state.train.steps
+    images = len(state.train.images)
     return {
         "epoch": progress.epoch + 1,
         "step": progress.step,
-        "images_seen": progress.step * config.batch_size,
+        "images_seen": (progress.epoch + 1) * images,
         "lr": state.optimizer.param_groups[0]["lr"],
-        "train_loss": progress.loss / steps,
+        "train_loss": progress.loss / images,
         "val_loss": val.loss if val else None,
         "val_top1": val.top1 if val else None,
         "val_top5": val.top5 if val else None,
-        "images_per_second": round(steps * config.batch_size / progress.training_seconds, 2),
+        "images_per_second": round(images / progress.training_seconds, 2),
         "seconds": round(progress.seconds, 2),
     }
-
-
-def _loss_error(loss: float, progress: Progress, config: TrainConfig, folder: Path) -> VicinalError:
-    checkpoints = list_checkpoints(folder)
-    last = f"the last checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
-    precision = "precision fp32, " if config.precision in ("bf16", "fp16") else ""
-    return VicinalError(
-        f"the loss became {loss} at step {progress.step} (epoch {progress.epoch + 1}); {last}. Start another run with "
-        f"{precision}a lower lr or prior_lr, clip_grad 1 or a longer warmup"
-    )
 
 
 def _interrupted(stop_signal: int, step: int, steps: int, folder: Path) -> Interrupted:
