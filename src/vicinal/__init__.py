@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vicinal.attachment import attach as attach
     from vicinal.attachment import detach as detach
     from vicinal.attachment import inspect as inspect
+    from vicinal.attachment.prior_file import load_prior as load_prior
+    from vicinal.attachment.prior_file import save_prior as save_prior
     from vicinal.attention import attend as attend
     from vicinal.errors import VicinalError as VicinalError
     from vicinal.grid import Grid as Grid
@@ -56,12 +58,14 @@ _HOME = {
     "inspect": "vicinal.attachment",
     "list_priors": "vicinal.priors",
     "load": "vicinal.models",
+    "load_prior": "vicinal.attachment",
     "push_to_hub": "vicinal.models",
     "recipe": "vicinal.training.config",
     "register_prior": "vicinal.priors",
     "resize": "vicinal.models",
     "resume": "vicinal.training.train",
     "save": "vicinal.models",
+    "save_prior": "vicinal.attachment",
     "tap": "vicinal.inspection",
     "train": "vicinal.training.train",
 }
