@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from vicinal.priors import register_prior as register_prior
     from vicinal.training.config import TrainConfig as TrainConfig
     from vicinal.training.config import recipe as recipe
+    from vicinal.training.optimizer import parameter_groups as parameter_groups
     from vicinal.training.run_folder import Run as Run
     from vicinal.training.train import fit as fit
     from vicinal.training.train import resume as resume
@@ -59,6 +60,7 @@ _HOME = {
     "list_priors": "vicinal.priors",
     "load": "vicinal.models",
     "load_prior": "vicinal.attachment",
+    "parameter_groups": "vicinal.training.optimizer",
     "push_to_hub": "vicinal.models",
     "recipe": "vicinal.training.config",
     "register_prior": "vicinal.priors",

@@ -36,7 +36,7 @@ def test_a_file_names_a_recipe_and_what_differs(tmp_path):
 def test_the_paper_recipe_is_the_papers():
     config = recipe("paper")
     assert (config.opt, config.lr, config.weight_decay, config.batch_size) == ("adamw", 1e-3, 0.05, 128)
-    assert (config.epochs, config.warmup, config.min_lr) == (300, 30, 1e-6)
+    assert (config.epochs, config.warmup_epochs, config.min_lr) == (300, 30, 1e-6)
     assert (config.smoothing, config.drop_path, config.auto_augment, config.erasing) == (0.1, 0.1, True, 0.25)
     assert (config.mix, config.mix_prob, config.prior_lr) == ("both", 0.5, 1.0)
     assert TrainConfig() == recipe("quick")

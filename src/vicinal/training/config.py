@@ -86,8 +86,8 @@ class TrainConfig:
     # Optimization
     epochs: int = 50
     """Number of passes over the training images."""
-    warmup: float = 5
-    """Number of warm-up epochs, in which the learning rate rises."""
+    warmup: float | None = None
+    """Number of warm-up epochs, in which the learning rate rises; a tenth of the epochs by default."""
     batch_size: int = 64
     """Images per optimizer step, over all processes."""
     accumulate: int = 1
@@ -100,8 +100,10 @@ class TrainConfig:
     """Learning rate at the end, and at the start of the warm-up."""
     prior_lr: float = 30.0
     """Learning-rate multiplier for prior parameters. At 1, sigma barely moves in a short run."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from each layer to the one before it, for fine-tuning; not applied to priors."""
     weight_decay: float = 0.05
-    """Weight decay; not applied to priors, norms and biases."""
+    """Weight decay; not applied to priors, norms, biases and relative positions."""
     clip_grad: float | None = None
     """Maximum gradient norm; no clipping by default."""
     ema: float | None = None
@@ -134,8 +136,8 @@ class TrainConfig:
             raise ConfigError("img_size", f"must be one number of pixels, or height and width, got {self.img_size}")
         if self.val_size >= 1 and self.val_size != int(self.val_size):
             raise ConfigError("val_size", f"must be below 1 or a whole number of images, got {self.val_size:g}")
-        if self.warmup > self.epochs:
-            raise ConfigError("warmup", f"must be at most the number of epochs ({self.epochs}), got {self.warmup:g}")
+        if self.warmup is not None and self.warmup >= self.epochs:
+            raise ConfigError("warmup", f"must be below the number of epochs ({self.epochs}), got {self.warmup:g}")
         if self.min_lr > self.lr:
             raise ConfigError("min_lr", f"must be at most lr ({self.lr:g}), got {self.min_lr:g}")
         if self.init_from is not None and (self.model or self.pool or self.patch_size or self.pretrained):
@@ -150,6 +152,11 @@ class TrainConfig:
         if wrong := set(changes) - _field_names():
             raise unknown_name("field", sorted(wrong)[0], _field_names())
         return replace(self, **changes)
+
+    @property
+    def warmup_epochs(self) -> float:
+        """Number of warm-up epochs: `warmup`, or a tenth of the epochs."""
+        return self.epochs / 10 if self.warmup is None else self.warmup
 
     @property
     def folder(self) -> Path:
@@ -237,6 +244,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "lr": (1e-12, math.inf, "a number above 0"),
     "min_lr": (0, math.inf, "a number, at least 0"),
     "prior_lr": (0, math.inf, "a number, at least 0"),
+    "layer_decay": (1e-3, 1, "a factor above 0, at most 1"),
     "weight_decay": (0, math.inf, "a number, at least 0"),
     "clip_grad": (1e-12, math.inf, "a number above 0"),
     "ema": (0, 0.9999999, "a decay from 0 to below 1"),

@@ -27,6 +27,7 @@ from vicinal.models import create_model, load
 from vicinal.training.config import DEFAULT_MODEL, ConfigError, TrainConfig
 from vicinal.training.model_path import model_folder
 from vicinal.training.optimizer import create_optimizer
+from vicinal.training.schedule import create_schedule
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
@@ -143,14 +144,7 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     raw_model.to(accelerator.device, torch.float64 if config.precision == "fp64" else torch.float32)
     ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema, use_warmup=True)
     optimizer = create_optimizer(raw_model, config)
-    schedule = CosineLRScheduler(
-        optimizer,
-        t_initial=config.epochs * train.steps,
-        lr_min=config.min_lr,
-        warmup_t=round(config.warmup * train.steps),
-        warmup_lr_init=config.min_lr,
-        t_in_epochs=False,
-    )
+    schedule = create_schedule(optimizer, config, train.steps)
     mixing = Mixing(
         config.mix,
         classes=len(source.class_names),
