@@ -5,7 +5,6 @@ class names and preprocessing. Pickle is neither read nor written.
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import nn
 from vicinal.attachment import get_priors
 from vicinal.attachment.attached_priors import describe_sites, priors_to_config
 from vicinal.errors import VicinalError
+from vicinal.files import replace_file
 from vicinal.image_size import height_and_width
 from vicinal.inspection.model_runner import unwrapped
 from vicinal.models.factory import make_timm_model
@@ -71,9 +71,7 @@ def save(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
         _write(model, Path(temporary), config, arguments)
         for name in (WEIGHTS, CONFIG):  # each file is written atomically
-            with open(Path(temporary, name), "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(Path(temporary, name), folder / name)
+            replace_file(Path(temporary, name), folder / name)
     return folder
 
 
