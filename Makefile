@@ -19,6 +19,7 @@ test: .venv/.dev
 
 test-slow: .venv/.dev
 	$(BIN)/pytest -n auto -m slow
+	$(BIN)/pytest -n auto -m hypothesis --hypothesis-profile=random
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -6,12 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from vicinal.priors import registry
 
-settings.register_profile("fixed", derandomize=True)  # the same examples in every run
+# `fixed` draws the same examples in every run; `--hypothesis-profile=random`, in make test-slow, searches for others.
+# Neither fails because a machine is busy.
+WITHOUT_CLOCK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", WITHOUT_CLOCK, derandomize=True)
+settings.register_profile("random", WITHOUT_CLOCK, derandomize=False, print_blob=True)
 settings.load_profile("fixed")
+# Hypothesis also draws constants of all modules of ours that are imported by then, which depends on the tests before.
+providers._get_local_constants = providers.Constants
 
 # Processes that run tests side by side share the cores.
 torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vicinal.attachment import attach as attach
     from vicinal.attachment import detach as detach
     from vicinal.attachment import inspect as inspect
+    from vicinal.attachment.prior_file import load_prior as load_prior
+    from vicinal.attachment.prior_file import save_prior as save_prior
     from vicinal.attention import attend as attend
     from vicinal.errors import VicinalError as VicinalError
     from vicinal.grid import Grid as Grid
@@ -57,6 +59,7 @@ _HOME = {
     "inspect": "vicinal.attachment",
     "list_priors": "vicinal.priors",
     "load": "vicinal.models",
+    "load_prior": "vicinal.attachment",
     "parameter_groups": "vicinal.training.optimizer",
     "push_to_hub": "vicinal.models",
     "recipe": "vicinal.training.config",
@@ -64,6 +67,7 @@ _HOME = {
     "resize": "vicinal.models",
     "resume": "vicinal.training.train",
     "save": "vicinal.models",
+    "save_prior": "vicinal.attachment",
     "tap": "vicinal.inspection",
     "train": "vicinal.training.train",
 }

@@ -66,14 +66,14 @@ def csv_text(rows: Iterable[Iterable[Any]]) -> str:
 
 def replace_file(temporary: Path, file: Path) -> None:
     """Renames a finished temporary file to `file`, in the same folder, once its content is on disk."""
-    _flush_to_disk(temporary)
+    _flush_to_disk(temporary, os.O_RDWR)  # Windows flushes only what is open for writing
     os.replace(temporary, file)
     if os.name == "posix":  # elsewhere a folder cannot be opened
-        _flush_to_disk(file.parent)
+        _flush_to_disk(file.parent, os.O_RDONLY)
 
 
-def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _flush_to_disk(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

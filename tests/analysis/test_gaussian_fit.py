@@ -60,23 +60,6 @@ def test_clean_tables_give_what_was_planted(rows, columns, data, sign, size, con
     np.testing.assert_allclose(fit.values((rows, columns)), planted, atol=1e-3 * abs(amplitude))
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.floats(1, 4), st.floats(1, 4), st.sampled_from([-1, 1]), st.floats(0, 0.3), st.integers(0, 2**32))
-def test_with_noise_it_stays_near_what_was_planted(sigma_x, sigma_y, sign, noise, seed):
-    planted = gaussian((15, 15), sigma_x, sigma_y, 0.5, -1.0, sign, 2.0)
-    deviations = noise * np.random.default_rng(seed).standard_normal((15, 15))
-    fit = fit_gaussian(planted + deviations)
-    assert fit.converged
-    assert 0 <= fit.r2 <= 1
-    # No worse than what was planted, which is among what it searched.
-    left = (fit.values((15, 15)) - planted - deviations) ** 2
-    assert left.sum() <= (deviations**2).sum() * (1 + 1e-6) + 1e-9
-    if noise <= 0.15:
-        assert fit.fits == (fit.r2 >= 0.5)
-        assert (fit.sigma_x / sigma_x, fit.sigma_y / sigma_y) == pytest.approx((1, 1), abs=1.5 * noise + 0.01)
-        assert (fit.center_x, fit.center_y) == pytest.approx((0.5, -1.0), abs=4 * noise + 0.01)
-
-
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from([1e-6, 1e6, -1.0]), st.floats(-10, 10))
 def test_scale_and_constant_of_a_table_change_nothing_else(seed, factor, constant):

@@ -4,6 +4,7 @@ from vicinal.attachment import timm_forwards as timm_forwards  # registers fast 
 from vicinal.attachment.attach import Attachment, Layer, attach, detach
 from vicinal.attachment.attached_priors import get_priors
 from vicinal.attachment.dry_run import inspect
+from vicinal.attachment.prior_file import load_prior, save_prior
 from vicinal.inspection import PatchAttention, Tap, patch_attention, tap
 
 __all__ = [
@@ -15,6 +16,8 @@ __all__ = [
     "detach",
     "get_priors",
     "inspect",
+    "load_prior",
     "patch_attention",
+    "save_prior",
     "tap",
 ]

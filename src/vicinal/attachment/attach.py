@@ -22,7 +22,7 @@ from vicinal.inspection.sites import AttentionSite
 from vicinal.priors import Prior, build_prior
 from vicinal.text_table import text_table
 
-__all__ = ["Attachment", "Layer", "attach", "detach"]
+__all__ = ["Attachment", "Layer", "add_priors", "attach", "check_model", "detach", "fits", "layer_of"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def attach(
     Returns:
         The modules that got a prior, and why others were left alone.
     """
-    _check_model(model)
+    check_model(model)
     if inspection is None:
         inspection = inspect(model, img_size=img_size, example=example)
     elif inspection.runner.model is not uncompiled(model):
@@ -112,16 +112,16 @@ def attach(
         raise VicinalError(_nothing(model, left))
     chosen = select_layers(inspection.served, layers, exclude)
     built = _build_priors(prior, chosen, inspection.served, options)
-    fitting = [(site, each) for site, each in built if _fits(each, site)]
+    fitting = [(site, each) for site, each in built if fits(each, site)]
     reason = f"{prior} has a free number for every pair of patches, and its keys are not its queries"
-    left |= {site.name: reason for site, each in built if not _fits(each, site)}
+    left |= {site.name: reason for site, each in built if not fits(each, site)}
     if not fitting:
         raise VicinalError(_nothing(model, left))
-    _add_priors(inspection, fitting)
-    return Attachment(prior, [_layer(site, each) for site, each in fitting], left)
+    add_priors(inspection, fitting)
+    return Attachment(prior, [layer_of(site, each) for site, each in fitting], left)
 
 
-def _check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
     """Raises VicinalError if a prior cannot be attached to the model, or not now."""
     if not isinstance(model, nn.Module):
         raise VicinalError(f"attach takes a torch.nn.Module, got {type(model).__name__}")
@@ -151,7 +151,7 @@ def _build_priors(
     ]
 
 
-def _add_priors(inspection: Inspection, priors: list[tuple[AttentionSite, Prior]]) -> None:
+def add_priors(inspection: Inspection, priors: list[tuple[AttentionSite, Prior]]) -> None:
     """Adds a prior to the module of each site, and the hooks that these need to the model; all of them, or none."""
     sites = [site for site, _ in priors]
     names = find_position_inputs(inspection, sites)
@@ -169,14 +169,14 @@ def _add_priors(inspection: Inspection, priors: list[tuple[AttentionSite, Prior]
         raise
 
 
-def _layer(site: AttentionSite, prior: Prior) -> Layer:
+def layer_of(site: AttentionSite, prior: Prior) -> Layer:
     """Returns the row of a site in the table."""
     parameters = sum(x.numel() for x in prior.parameters())
     kind = original_class(site.module).__name__
     return Layer(site.name, kind, site.heads, site.grid, site.place, parameters, not _is_identity(prior))
 
 
-def _fits(prior: Prior, site: AttentionSite) -> bool:
+def fits(prior: Prior, site: AttentionSite) -> bool:
     """Returns whether a prior serves a site: one that is no function of the offset has no values for pooled keys."""
     return prior.per_offset or not isinstance(site.layout, PairLayout)
 

@@ -3,11 +3,11 @@
 The process is bounded in memory and time, and replaced when it dies. An interrupted survey continues where it was.
 """
 
+import contextlib
 import gc
 import json
 import math
 import multiprocessing
-import resource
 import time
 import warnings
 from collections import Counter
@@ -19,6 +19,11 @@ from typing import Any
 
 from vicinal.inspection import AttentionSite, RefusalKind
 from vicinal.inspection.model_inspection import Inspection
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
 
 __all__ = ["Finding", "Limits", "RefusedLayers", "Survey", "finding_of", "finding_or_skip", "read_notes"]
 
@@ -161,7 +166,7 @@ def finding_or_skip(name: str, family: str, find: Callable[[], Finding]) -> Find
 def read_notes(notes: Path) -> list[Finding]:
     """Returns the findings of an earlier survey; lines that were cut off, or of another form, are left out."""
     findings = []
-    for line in notes.read_text().splitlines() if notes.exists() else ():
+    for line in notes.read_text(encoding="utf-8").splitlines() if notes.exists() else ():
         try:
             findings.append(Finding.from_json(line))
         except (ValueError, TypeError, KeyError):
@@ -211,7 +216,7 @@ class Survey:
         self.notes.parent.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + 60 * self.minutes
         cut_off = self.notes.exists() and not self.notes.read_bytes().endswith(b"\n")
-        with SurveyProcess(self.limits) as process, self.notes.open("a") as file:
+        with SurveyProcess(self.limits) as process, self.notes.open("a", encoding="utf-8") as file:
             file.write("\n" if cut_off else "")
             for name, family in self.families.items():
                 if name not in done and time.monotonic() > end:
@@ -271,7 +276,7 @@ class SurveyProcess:
 
 def _work(connection: Connection, memory: int) -> None:
     """Inspects models until the survey ends."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    _limit_memory(memory)
     warnings.filterwarnings("ignore")
     try:
         while True:
@@ -279,3 +284,10 @@ def _work(connection: Connection, memory: int) -> None:
             connection.send(inspect(name, family))
     except (EOFError, OSError, MemoryError, SystemError):  # the survey ended, or there is no memory to answer
         return
+
+
+def _limit_memory(memory: int) -> None:
+    """Limits the data of this process to a number of bytes, where the system can."""
+    if resource is not None:
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses some limits
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))

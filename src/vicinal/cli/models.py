@@ -117,12 +117,12 @@ def cover(library: str, survey: "Survey", out: Path, limit: int) -> str:
     if library == "timm":
         from vicinal.attachment.coverage_page import coverage_page
 
-        out.write_text(coverage_page(findings, limit, len(survey) - len(findings)))
+        out.write_text(coverage_page(findings, limit, len(survey) - len(findings)), encoding="utf-8")
         return summary
     from vicinal.attachment.library_page import library_page, library_table
 
     name = "segmentation_models_pytorch" if library == "smp" else library
-    out.write_text(library_page(findings, name, f"vicinal models --coverage --library {library}"))
+    out.write_text(library_page(findings, name, f"vicinal models --coverage --library {library}"), encoding="utf-8")
     return f"{library_table(findings)}\n\n{summary}"
 
 

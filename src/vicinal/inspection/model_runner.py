@@ -21,6 +21,7 @@ __all__ = [
     "make_runner",
     "restored_attributes",
     "uncompiled",
+    "unwrapped",
 ]
 
 Example = Tensor | Mapping[str, Any]
@@ -98,6 +99,17 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """Returns the model inside the result of `torch.compile`; any other model as it is."""
     inner: nn.Module = getattr(model, "_orig_mod", model)
     return inner
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Returns the model inside `torch.compile`, DataParallel and DistributedDataParallel, in any order."""
+    while True:
+        inner = uncompiled(model)
+        if isinstance(inner, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            inner = inner.module
+        if inner is model:
+            return model
+        model = inner
 
 
 def make_runner(model: nn.Module, img_size: ImageSize | None = None, example: Example | None = None) -> ModelRunner:

@@ -5,7 +5,6 @@ class names and preprocessing. Pickle is neither read nor written.
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,9 @@ from torch import nn
 from vicinal.attachment import get_priors
 from vicinal.attachment.attached_priors import describe_sites, priors_to_config
 from vicinal.errors import VicinalError
+from vicinal.files import replace_file
 from vicinal.image_size import height_and_width
+from vicinal.inspection.model_runner import unwrapped
 from vicinal.models.factory import make_timm_model
 from vicinal.models.model_config import channel_statistics
 
@@ -61,7 +62,7 @@ def save(
     Raises:
         VicinalError: the folder holds a model, or the model cannot be described by a config.
     """
-    model, folder = _unwrap(model), Path(folder)
+    model, folder = unwrapped(model), Path(folder)
     config, arguments = _describe(model, class_names, preprocessing, model_args)
     existing = [file.name for file in (folder / CONFIG, folder / WEIGHTS) if file.exists()]
     if existing and not overwrite:
@@ -70,9 +71,7 @@ def save(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as temporary:
         _write(model, Path(temporary), config, arguments)
         for name in (WEIGHTS, CONFIG):  # each file is written atomically
-            with open(Path(temporary, name), "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(Path(temporary, name), folder / name)
+            replace_file(Path(temporary, name), folder / name)
     return folder
 
 
@@ -106,7 +105,7 @@ def push_to_hub(
     Raises:
         VicinalError: the model cannot be described by a config.
     """
-    model = _unwrap(model)
+    model = unwrapped(model)
     config, arguments = _describe(model, class_names, preprocessing, model_args)
     usage = f'```python\nimport vicinal\n\nmodel = vicinal.load("hf-hub:{repo_id}")\n```'
     card = {"tags": ["image-classification", "timm", "vicinal"], "usage": usage}
@@ -125,17 +124,6 @@ def push_to_hub(
     )
 
 
-def _unwrap(model: nn.Module) -> nn.Module:
-    """Returns the model inside `torch.compile` and DistributedDataParallel."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
-        if inner is None:
-            return model
-        model = inner
-
-
 def _describe(
     model: nn.Module,
     class_names: Sequence[str] | None,
@@ -148,7 +136,7 @@ def _describe(
     if not architecture:
         raise VicinalError(
             f"model must be one of vicinal.create_model or timm.create_model, got {type(model).__name__} without an "
-            "architecture in pretrained_cfg"
+            "architecture in pretrained_cfg; vicinal.save_prior keeps the priors of any model"
         )
     arguments = {**_arguments(model), **(model_args or {})}
     _check_rebuilds(model, architecture, arguments)

@@ -7,21 +7,17 @@
 A file is written whole or not at all. The last two are kept, so that a damaged file leaves one to resume from.
 """
 
-import hashlib
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vicinal.errors import VicinalError
-from vicinal.files import replace_file
+from vicinal.tensor_file import read_tensors, write_tensors
 from vicinal.training.setup import TrainState
 
 __all__ = [
@@ -130,9 +126,7 @@ def save_best(run_folder: Path, model: nn.Module) -> None:
     """Writes the weights of the best epoch so far, `best.safetensors` among the checkpoints."""
     folder = _folder(run_folder)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / ".writing-best"
-    save_file({name: value.detach().contiguous() for name, value in model.state_dict().items()}, temporary)
-    replace_file(temporary, folder / BEST_FILE)
+    write_tensors(folder / BEST_FILE, model.state_dict(), {})
 
 
 def load_best(run_folder: Path, model: nn.Module) -> None:
@@ -143,8 +137,8 @@ def load_best(run_folder: Path, model: nn.Module) -> None:
     """
     file = _folder(run_folder) / BEST_FILE
     try:
-        model.load_state_dict(load_file(file))
-    except (OSError, safetensors.SafetensorError) as error:
+        model.load_state_dict(read_tensors(file)[0])
+    except (OSError, ValueError) as error:
         raise VicinalError(f"cannot read the weights of the best epoch, {file}: {error}; start another run") from None
 
 
@@ -183,10 +177,8 @@ def write_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], hea
         The file.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file, temporary = _file(folder, step), folder / f".writing-{step:08d}"
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, temporary, metadata={"state": json.dumps(header), "digest": _digest(contiguous)})
-    replace_file(temporary, file)
+    file = _file(folder, step)
+    write_tensors(file, tensors, header)
     for old in _files(folder)[:-CHECKPOINTS_KEPT]:
         old.unlink()
     return file
@@ -203,30 +195,12 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | 
     files = _files(folder)
     for file in reversed(files):
         try:
-            return _read_file(file)
-        except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+            return read_tensors(file)
+        except (OSError, ValueError) as error:
             warnings.warn(f"{file} is damaged ({error}); the checkpoint before it is used", stacklevel=2)
     if files:
         raise VicinalError(f"all checkpoints in {folder} are damaged; start the run again in another folder (--out)")
     return None
-
-
-def _read_file(file: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with safetensors.safe_open(file, framework="pt") as content:
-        metadata = content.metadata() or {}
-        tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    if _digest(tensors) != metadata["digest"]:
-        raise ValueError("the tensors do not match their digest")
-    return tensors, json.loads(metadata["state"])
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Returns the SHA-256 digest of names and bytes, in the order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
