@@ -9,8 +9,8 @@ import tyro
 
 from vicinal.grid import Grid
 from vicinal.priors import build_prior, get_prior, list_priors, prior_options
-from vicinal.priors.spec import describe_type
 from vicinal.text_table import text_table
+from vicinal.typed_value import describe_type
 
 __all__ = ["run"]
 

@@ -3,14 +3,14 @@
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
 import yaml
 
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.config_error import ConfigError
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
+from vicinal.typed_value import choices, convert_value
 
 __all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
 
@@ -245,39 +245,12 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "checkpoint_minutes": (0, math.inf, "a number of minutes, at least 0"),
 }
 
-_KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
-
 
 def _convert(name: str, value: Any, kind: Any) -> Any:
     """Returns a value from Python, YAML or the command line as the type of its field."""
-    choices = get_args(kind) if get_origin(kind) in (Union, UnionType, Literal) else (kind,)
-    if get_origin(kind) is Literal:
-        if value in choices:
-            return value
-        raise unknown_name(name, str(value), choices)
-    for choice in choices:
-        if get_origin(choice) is Literal and isinstance(value, str):
-            return _convert(name, value, choice)
-        if choice is type(None) and value is None:
-            return None
-        if choice is bool and isinstance(value, bool):
-            return value
-        if choice is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if choice is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if choice is float and isinstance(value, str):  # YAML reads 1e-3 as a string
-            try:
-                return float(value)
-            except ValueError:
-                continue
-        if choice is str and isinstance(value, str):
-            return value
-        if choice is Path and isinstance(value, str | Path):
-            return Path(value)
-        if get_origin(choice) is tuple:
-            sides = (value,) if isinstance(value, int) and not isinstance(value, bool) else value
-            if isinstance(sides, list | tuple) and all(type(side) is int for side in sides):
-                return tuple(sides)
-    expected = " or ".join(_KIND_NAMES.get(choice, "numbers") for choice in choices if choice is not type(None))
-    raise ConfigError(name, f"must be {expected}, got {value!r}")
+    try:
+        return convert_value(value, kind)
+    except ValueError as error:
+        if isinstance(value, str) and (names := choices(kind)):
+            raise unknown_name(name, value, names) from None
+        raise ConfigError(name, f"must be {error}, got {value!r}") from None
