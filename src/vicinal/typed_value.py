@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["choices", "convert_value", "describe_type"]
+__all__ = ["choices", "convert_value", "describe_type", "union_members"]
 
 _WORDS: Mapping[Any, str] = {
     int: "a whole number",
@@ -40,7 +40,7 @@ def convert_value(value: Any, type_: Any, *, text: bool = False) -> Any:
     Raises:
         ValueError: the value does not fit; the message describes the type.
     """
-    for member in sorted(_members(type_), key=lambda member: member is not types.NoneType):  # `none` is also text
+    for member in sorted(union_members(type_), key=lambda member: member is not types.NoneType):  # `none` is also text
         with contextlib.suppress(ValueError, OverflowError):
             return _convert_to_member(value, member, text)
     raise ValueError(describe_type(type_))
@@ -48,20 +48,21 @@ def convert_value(value: Any, type_: Any, *, text: bool = False) -> Any:
 
 def describe_type(type_: Any) -> str:
     """Returns a description of the values of a type, such as `a whole number or none`."""
-    return " or ".join(dict.fromkeys(_describe_member(member) for member in _members(type_)))
+    return " or ".join(dict.fromkeys(_describe_member(member) for member in union_members(type_)))
 
 
 def choices(type_: Any) -> tuple[str, ...]:
     """Returns the choices of all `Literal`s of a type; none if it has no `Literal`."""
     return tuple(
         str(choice)
-        for member in _members(type_)
+        for member in union_members(type_)
         if typing.get_origin(member) is Literal
         for choice in typing.get_args(member)
     )
 
 
-def _members(type_: Any) -> tuple[Any, ...]:
+def union_members(type_: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; the type itself if it is not a union."""
     return typing.get_args(type_) if typing.get_origin(type_) in (typing.Union, types.UnionType) else (type_,)
 
 

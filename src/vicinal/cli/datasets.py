@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
 
 __all__ = ["run"]
@@ -78,4 +79,4 @@ def describe(name: str, data_dir: Path | None) -> str:
 
 def run(words: Sequence[str]) -> None:
     """Parse the words behind the verb and act."""
-    tyro.cli(datasets, prog="vicinal datasets", args=words)
+    call_with_flags(datasets, "vicinal datasets", words)

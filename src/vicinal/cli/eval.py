@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
+
 if TYPE_CHECKING:
     from vicinal.training.evaluate import Evaluation
 
@@ -59,4 +61,4 @@ def format_evaluation(evaluation: "Evaluation", split: str, class_names: Sequenc
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal eval`, evaluates and prints the metrics."""
-    tyro.cli(evaluate_run, prog="vicinal eval", args=args)
+    call_with_flags(evaluate_run, "vicinal eval", args)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
 from vicinal.training.model_path import model_folder
 
@@ -61,4 +62,4 @@ def _default(run: str, format: str) -> Path:
 
 def run(words: Sequence[str]) -> None:
     """Parse the words behind the verb and act."""
-    tyro.cli(export, prog="vicinal export", args=words)
+    call_with_flags(export, "vicinal export", words)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
 from vicinal.text_table import text_table
 
@@ -141,4 +142,4 @@ def _survey(library: str, pattern: str, notes: Path, limit: int, memory: int, se
 
 def run(words: Sequence[str]) -> None:
     """Parse the words behind the verb and act."""
-    tyro.cli(models, prog="vicinal models", args=words)
+    call_with_flags(models, "vicinal models", words)

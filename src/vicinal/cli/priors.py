@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.grid import Grid
 from vicinal.priors import build_prior, get_prior, list_priors, prior_options
 from vicinal.text_table import text_table
@@ -78,4 +79,4 @@ def _summary(name: str) -> str:
 
 def run(words: Sequence[str]) -> None:
     """Parse the words behind the verb and act."""
-    tyro.cli(priors, prog="vicinal priors", args=words)
+    call_with_flags(priors, "vicinal priors", words)

@@ -12,12 +12,22 @@ from vicinal.training.config_error import ConfigError
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 from vicinal.typed_value import choices, convert_value
 
-__all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
+__all__ = ["DEFAULT_MODEL", "FIELD_GROUPS", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
 
 DEFAULT_MODEL = "vit-micro"
 
 RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
 """Fields that can change when a run is resumed, because the result does not depend on them."""
+
+FIELD_GROUPS = {
+    "model": "model",
+    "data": "dataset",
+    "augmentation and mixing": "crop",
+    "optimization": "epochs",
+    "hardware": "precision",
+    "output": "out",
+}
+"""The first field of each group, in the order of `TrainConfig`."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,8 @@ class TrainConfig:
     """Number of training images, stratified by class; by default all that are not held out for validation."""
     val_size: float = 0.1
     """Training images held out for validation: a fraction below 1, or a number of images; 0 for none."""
+
+    # Augmentation and mixing
     crop: bool = True
     """Random crop: with padding below 96 px, random resized crop from 96 px on."""
     flip: bool | None = None
@@ -106,8 +118,10 @@ class TrainConfig:
     """Maximum gradient norm; no clipping by default."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights, such as 0.999, which is then evaluated and saved."""
+    seed: int = 0
+    """Seed of all random choices."""
 
-    # Machine
+    # Hardware
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """Precision of the computation; fp16 needs a GPU, fp64 is for tests."""
     compile: bool = False
@@ -116,8 +130,8 @@ class TrainConfig:
     """auto: a GPU if there is one."""
     workers: int | None = None
     """Number of processes that load images; by default 0 if images are cached and training is on a CPU."""
-    seed: int = 0
-    """Seed of all random choices."""
+
+    # Output
     out: Path | None = None
     """Run folder; runs/MODEL-PRIOR-DATASET-sSEED by default. Must not exist yet."""
     checkpoint_minutes: float = 10.0
