@@ -76,12 +76,21 @@ class TrainConfig:
     # Augmentation and mixing
     crop: bool = True
     """Random crop: with padding below 96 px, random resized crop from 96 px on."""
+    crop_padding: int | None = None
+    """Padding of the random crop in pixels, below 96 px; 1/8 of the image size by default."""
     flip: bool | None = None
     """Random horizontal flip; by default for datasets whose classes allow it (not for digits and SVHN)."""
     auto_augment: bool = False
     """AutoAugment with the policy for the dataset."""
     erasing: float = 0.0
     """Probability of random erasing."""
+    erasing_area: float = 0.4
+    """Largest fraction of an image that is erased; the smallest is 0.02."""
+    erasing_aspect: float = 0.3
+    """Smallest ratio of the sides of an erased box; the largest is its inverse."""
+    fill: Literal["mean", "reference"] = "mean"
+    """Value of erased pixels and of those that AutoAugment moves in: the dataset's mean; or, as in the GMM paper's
+    program, gray in AutoAugment, and in erasing the mean before normalization as a normalized value."""
     mix: Literal["none", "mixup", "cutmix", "both", "transmix"] = "none"
     """Mix images and labels of a batch; both: Mixup or CutMix, half each; transmix: CutMix, labels by attention."""
     mix_prob: float = 0.5
@@ -90,6 +99,12 @@ class TrainConfig:
     """Draw the mixing for each image, instead of once for the whole batch."""
     transmix: Literal["paper", "reference"] = "paper"
     """TransMix labels: from attention as in the paper; or, as in its code, normalized and averaged with the area."""
+    mix_partner: Literal["reversed", "random"] = "reversed"
+    """Image that is mixed in: the one at the same place of the batch in reverse order, or in random order."""
+    mixup_alpha: float = 1.0
+    """Parameter of the Beta distribution of Mixup."""
+    cutmix_alpha: float = 1.0
+    """Parameter of the Beta distribution of CutMix."""
     mixup_share: float = 0.0
     """With transmix: fraction of the mixed batches, or images, that use Mixup."""
     smoothing: float = 0.1
@@ -114,6 +129,8 @@ class TrainConfig:
     """Learning-rate multiplier for prior parameters. At 1, sigma barely moves in a short run."""
     weight_decay: float = 0.05
     """Weight decay; not applied to priors, norms and biases."""
+    decay_norms: bool = False
+    """Apply weight decay to norms, biases and positions too, as the GMM paper's program does; never to priors."""
     clip_grad: float | None = None
     """Maximum gradient norm; no clipping by default."""
     ema: float | None = None
@@ -240,8 +257,13 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "drop_path": (0, 0.99, "a probability from 0 to below 1"),
     "train_size": (1, math.inf, "a number of images, at least 1"),
     "val_size": (0, math.inf, "a fraction below 1 or a number of images"),
+    "crop_padding": (0, math.inf, "a number of pixels, at least 0"),
     "erasing": (0, 1, "a probability from 0 to 1"),
+    "erasing_area": (0.02, 1, "a fraction from 0.02 to 1"),
+    "erasing_aspect": (1e-3, 1, "a ratio from 0.001 to 1"),
     "mix_prob": (0, 1, "a probability from 0 to 1"),
+    "mixup_alpha": (1e-3, math.inf, "a number, at least 0.001"),
+    "cutmix_alpha": (1e-3, math.inf, "a number, at least 0.001"),
     "mixup_share": (0, 1, "a fraction from 0 to 1"),
     "smoothing": (0, 0.99, "a fraction from 0 to below 1"),
     "epochs": (1, math.inf, "a whole number, at least 1"),

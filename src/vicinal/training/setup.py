@@ -160,6 +160,9 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
         per_example=config.mix_per_example,
         model=raw_model,
         transmix=TransMix(config.transmix),
+        partner=config.mix_partner,
+        mixup_alpha=config.mixup_alpha,
+        cutmix_alpha=config.cutmix_alpha,
     )
     model, optimizer = accelerator.prepare(raw_model, optimizer)
     return TrainState(
@@ -195,6 +198,10 @@ def make_loaders(
         flip=source.info.flip if config.flip is None else config.flip,
         auto_augment=source.info.policy if config.auto_augment else None,
         erasing=config.erasing,
+        padding=config.crop_padding,
+        erasing_area=config.erasing_area,
+        erasing_aspect=config.erasing_aspect,
+        fill=config.fill,
     )
     train_images = TransformedImages(
         splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir
