@@ -1,4 +1,4 @@
-"""Logging of a run: metrics.csv, priors.csv, TensorBoard, and a progress bar, or one line per epoch in a pipe."""
+"""Logging of a run: metrics.csv, priors.csv, TensorBoard, one line per epoch, and on a terminal a progress bar."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,16 @@ class RunLogger(NullLogger):
         self.priors.start(len(self.history), self.done)
         self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.done + 1)
         total = self.epochs * self.steps
-        self.bar = tqdm(total=total, initial=self.done, unit="step", disable=None, file=sys.stderr, smoothing=0.05)
+        self.bar = tqdm(
+            total=total,
+            initial=self.done,
+            unit="step",
+            disable=None,  # if stderr is not a terminal
+            file=sys.stderr,
+            smoothing=0.05,
+            dynamic_ncols=True,
+            leave=False,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -86,10 +95,8 @@ class RunLogger(NullLogger):
         """Advances the progress bar by one step of an epoch, which counts from 0."""
         self.done += 1
         if not self.bar.disable:
-            top1 = self.history[-1]["val_top1"] if self.history else None
-            val = "" if top1 is None else f", val top-1 {100 * top1:.1f}%"
             self.bar.set_description(f"epoch {epoch + 1}/{self.epochs}", refresh=False)
-            self.bar.set_postfix_str(f"loss {loss:.3f}{val}", refresh=False)
+            self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             self.bar.update()
 
     def log_epoch(self, row: Row) -> None:
@@ -102,8 +109,8 @@ class RunLogger(NullLogger):
             if value is not None:
                 self.writer.add_scalar(name, value, row["step"])
         self.writer.flush()
-        if self.bar.disable:
-            print(format_epoch(row, self.epochs), flush=True)
+        tqdm.write(format_epoch(row, self.epochs, eta=bool(self.bar.disable)), file=sys.stdout)  # above the bar
+        sys.stdout.flush()
 
     def log_results(self, results: Mapping[str, Any]) -> None:
         """Writes the final evaluation to TensorBoard."""
@@ -116,11 +123,17 @@ class RunLogger(NullLogger):
         write_csv(self.folder / METRICS_FILE, COLUMNS, rows)
 
 
-def format_epoch(row: Row, epochs: int) -> str:
-    """Returns one line with the metrics of an epoch and the remaining time of the run."""
+def format_epoch(row: Row, epochs: int, *, eta: bool = True) -> str:
+    """Returns one line with the metrics of an epoch.
+
+    Args:
+        row: of metrics.csv.
+        epochs: number of epochs of the run.
+        eta: add the remaining time of the run, which a progress bar shows anyway.
+    """
     remaining = (row["seconds"] or 0) / (row["epoch"] or 1) * (epochs - (row["epoch"] or 0))
     val = "" if row["val_top1"] is None else f"  val loss {row['val_loss']:.3f}  top-1 {100 * row['val_top1']:.1f}%"
     return (
         f"epoch {row['epoch']:.0f}/{epochs}  loss {row['train_loss']:.3f}{val}  "
-        f"{row['images_per_second']:.0f} images/s  ETA {tqdm.format_interval(remaining)}"
+        f"{row['images_per_second']:.0f} images/s" + (f"  ETA {tqdm.format_interval(remaining)}" if eta else "")
     )

@@ -25,6 +25,7 @@ from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
 from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
+from vicinal.training.header import run_header
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
 from vicinal.training.run_folder import RESULTS_FILE, Run
@@ -43,6 +44,8 @@ def train(config: TrainConfig) -> Run:
     >>> import tempfile, vicinal
     >>> config = vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out=tempfile.mkdtemp() + "/run")
     >>> run = vicinal.train(config)  # doctest: +ELLIPSIS
+    data    digits, 10 classes, 8 x 8 px, grayscale
+    ...
     epoch 1/1  loss 2...
     >>> sorted(run.results)
     ['test', 'val']
@@ -73,6 +76,8 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
     >>> import tempfile, vicinal
     >>> config = vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out=tempfile.mkdtemp() + "/run")
     >>> run = vicinal.train(config)  # doctest: +ELLIPSIS
+    data    digits, 10 classes, 8 x 8 px, grayscale
+    ...
     epoch 1/1  loss 2...
     >>> vicinal.resume(run.folder).results == run.results
     True
@@ -115,6 +120,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
     run, progress = _open_run(config, run, state)
     logger = NullLogger()
     if is_main:
+        print(run_header(config, state, run.folder, progress.step), flush=True)
         logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
