@@ -16,7 +16,7 @@ __all__ = ["DEFAULT_MODEL", "FIELD_GROUPS", "RECIPES", "RESUME_FIELDS", "ConfigE
 
 DEFAULT_MODEL = "vit-micro"
 
-RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
+RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes", "track"}
 """Fields that can change when a run is resumed, because the result does not depend on them."""
 
 FIELD_GROUPS = {
@@ -48,8 +48,9 @@ class TrainConfig:
     """A name from `vicinal models`, or any timm model; vit-micro by default."""
     prior: str = "none"
     """Spatial prior, such as gmm or gmm:kernels=3+gab; `vicinal priors` lists them."""
-    pool: Literal["token", "avg"] | None = None
-    """Pooling: class token, or average over patches; the model's default if not given. A prior does not change it."""
+    pool: Literal["token", "avg", "paper"] | None = None
+    """Pooling: class token; average over patches; or paper, the class token in a ViT. The model's default if not given.
+    A prior does not change it."""
     img_size: tuple[int, ...] = ()
     """Image size in pixels: one number, or height and width; the dataset's size by default."""
     patch_size: int | None = None
@@ -151,6 +152,8 @@ class TrainConfig:
     # Output
     out: Path | None = None
     """Run folder; runs/MODEL-PRIOR-DATASET-sSEED by default. Must not exist yet."""
+    track: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
+    """Tracker that metrics are logged to, besides metrics.csv; wandb and mlflow are packages to be installed."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints; one more is saved at the end of every epoch."""
 
@@ -169,7 +172,8 @@ class TrainConfig:
             raise ConfigError("warmup", f"must be at most the number of epochs ({self.epochs}), got {self.warmup:g}")
         if self.min_lr > self.lr:
             raise ConfigError("min_lr", f"must be at most lr ({self.lr:g}), got {self.min_lr:g}")
-        if self.init_from is not None and (self.model or self.pool or self.patch_size or self.pretrained):
+        pool = self.pool if self.pool != "paper" else None  # a recipe has it, for whatever model
+        if self.init_from is not None and (self.model or pool or self.patch_size or self.pretrained):
             raise ConfigError("init_from", "does not go with model, pool, patch_size and pretrained: leave these out")
 
     def changed(self, **changes: Any) -> Self:
@@ -192,10 +196,11 @@ class TrainConfig:
         return Path("runs") / "".join(c if c.isalnum() or c in "-_.=+" else "-" for c in "-".join(parts))
 
     def to_yaml(self) -> str:
-        """Returns all fields as YAML, in the order of their definition."""
+        """Returns the fields as YAML, in the order of their definition; without `pool` if it is None."""
         values = {
             name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
+            if not (name == "pool" and value is None)  # `pool: null` is that of earlier versions, see `from_yaml`
         }
         return yaml.safe_dump(values, sort_keys=False)
 
@@ -217,6 +222,8 @@ class TrainConfig:
             raise VicinalError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
         if not isinstance(values, dict):
             raise VicinalError(f"{file} has no fields; expected lines such as 'model: vit'")
+        if values.get("format", 1) == 1 and "pool" in values and values["pool"] is None:
+            values["pool"] = "paper"  # the default of all models before vit-mini and vit-micro got the mean
         name = values.pop("recipe", DEFAULT_RECIPE)
         if isinstance(values.get("prior"), str):
             from vicinal.priors.spec import current_spec

@@ -16,6 +16,7 @@ It is the default, so `--recipe quick` need not be given. Cost and accuracy of t
 """
 
 PAPER: dict[str, Any] = {
+    "pool": "paper",
     "epochs": 300,
     "warmup": 30,
     "batch_size": 128,

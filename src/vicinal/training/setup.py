@@ -24,9 +24,11 @@ from vicinal.data import (
 from vicinal.data.rng import reseed
 from vicinal.mixing import Mixing, TransMix
 from vicinal.models import create_model, load
+from vicinal.models.backbones import ALIASES, BACKBONES
 from vicinal.training.config import DEFAULT_MODEL, ConfigError, TrainConfig
 from vicinal.training.model_path import model_folder
 from vicinal.training.optimizer import create_optimizer
+from vicinal.training.tracker import check_tracker
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
@@ -78,8 +80,10 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     Processes are those that torchrun or `accelerate launch` started; one process without a launcher.
 
     Raises:
-        ConfigError: if the device does not support the precision, or the batch cannot be divided evenly.
+        ConfigError: if the device does not support the precision, the batch cannot be divided evenly, or the package of
+            the tracker is missing.
     """
+    check_tracker(config)
     cpu = uses_cpu(config)
     if cpu and config.precision == "fp16":
         raise ConfigError("precision", "fp16 needs a GPU; on a CPU, use bf16 or fp32")
@@ -243,11 +247,20 @@ def _make_model(config: TrainConfig, source: ImageDataset) -> nn.Module:
         img_size=None if size is None else (size[0], size[-1]),
         num_classes=len(source.class_names),
         in_chans=source.channels,
-        global_pool=config.pool,
+        global_pool=_choose_pool(config),
         drop_path_rate=config.drop_path,
         pretrained=config.pretrained,
         **options,
     )
+
+
+def _choose_pool(config: TrainConfig) -> str | None:
+    """Returns timm's `global_pool`; None for the default of the model."""
+    if config.pool != "paper":
+        return config.pool
+    name = config.model or DEFAULT_MODEL
+    backbone = BACKBONES.get(ALIASES.get(name, name))
+    return backbone.paper_pool if backbone is not None else None
 
 
 def _load_model(path: str, config: TrainConfig, source: ImageDataset) -> nn.Module:

@@ -32,6 +32,7 @@ from vicinal.training.run_folder import RESULTS_FILE, Run
 from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
+from vicinal.training.tracker import start_tracker
 
 __all__ = ["fit", "resume", "train", "train_step"]
 
@@ -84,7 +85,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
 
     Args:
         folder: run folder.
-        config: the run's configuration, in which only `data_dir`, `cache_dir`, `workers`, `out` and
+        config: the run's configuration, in which only `data_dir`, `cache_dir`, `workers`, `out`, `track` and
             `checkpoint_minutes` can differ; the saved configuration by default.
 
     Raises:
@@ -121,7 +122,8 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
     logger = NullLogger()
     if is_main:
         print(run_header(config, state, run.folder, progress.step), flush=True)
-        logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history)
+        tracker = start_tracker(config, run.folder, progress.step)
+        logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history, tracker)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
         while progress.epoch < config.epochs:
