@@ -65,7 +65,7 @@ def test_a_history_that_is_not_there_is_told(tmp_path, capsys):
         ("gmm", ["--layers", "\u00b2"], "unknown layer '\u00b2'"),
         ("gmm", ["--layers=--5"], "unknown layer '--5'"),
         ("gmm:init=spread", ["--logit", "1e308"], "got 1e+308"),
-        ("gmm", ["--logit", "nan"], "got nan"),
+        ("gmm", ["--logit", "nan"], "--logit must be a number, got 'nan'"),
     ],
 )
 def test_bad_words_are_short_messages_and_leave_no_folder(tmp_path, capsys, prior, words, message):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.cli._images import ImageArgs
 from vicinal.cli._models import ModelArgs
 from vicinal.cli._output import OutputArgs
@@ -56,4 +57,4 @@ def attention(
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal analyze attention`, measures, writes and prints."""
-    tyro.cli(attention, prog="vicinal analyze attention", args=args, config=(tyro.conf.OmitArgPrefixes,))
+    call_with_flags(attention, "vicinal analyze attention", args)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-import tyro
-
+from vicinal.cli._flags import call_with_flags
 from vicinal.cli._images import ImageArgs
 from vicinal.cli._models import ModelArgs, layer_name_or_index
 from vicinal.cli._output import OutputArgs
@@ -58,4 +57,4 @@ def erf(
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal analyze erf`, measures, writes and prints."""
-    tyro.cli(erf, prog="vicinal analyze erf", args=args, config=(tyro.conf.OmitArgPrefixes,))
+    call_with_flags(erf, "vicinal analyze erf", args)

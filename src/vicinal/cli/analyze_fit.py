@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-import tyro
-
+from vicinal.cli._flags import call_with_flags
 from vicinal.cli._models import ModelArgs, layer_name_or_index
 from vicinal.cli._output import OutputArgs
 
@@ -53,4 +52,4 @@ def fit(
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal analyze fit`, fits, writes and prints."""
-    tyro.cli(fit, prog="vicinal analyze fit", args=args, config=(tyro.conf.OmitArgPrefixes,))
+    call_with_flags(fit, "vicinal analyze fit", args)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.cli._models import ModelArgs, layer_name_or_index
 from vicinal.cli._output import OutputArgs
 
@@ -53,4 +54,4 @@ def _no_history(folder: Path) -> str:
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal analyze masks`, draws, writes and prints."""
-    tyro.cli(masks, prog="vicinal analyze masks", args=args, config=(tyro.conf.OmitArgPrefixes,))
+    call_with_flags(masks, "vicinal analyze masks", args)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.cli._models import image_size
 
 __all__ = ["run"]
@@ -48,4 +49,4 @@ def cost(
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal cost`, measures, and prints or writes."""
-    tyro.cli(cost, prog="vicinal cost", args=args)
+    call_with_flags(cost, "vicinal cost", args)

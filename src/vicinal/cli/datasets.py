@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
 from vicinal.text_table import text_table
 
@@ -77,4 +78,4 @@ def describe(name: str, data_dir: Path | None) -> str:
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal datasets`, and prints."""
-    tyro.cli(datasets, prog="vicinal datasets", args=args)
+    call_with_flags(datasets, "vicinal datasets", args)

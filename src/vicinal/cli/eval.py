@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.text_table import text_table
 
 if TYPE_CHECKING:
@@ -60,4 +61,4 @@ def format_evaluation(evaluation: "Evaluation", split: str, class_names: Sequenc
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal eval`, evaluates and prints the metrics."""
-    tyro.cli(evaluate_run, prog="vicinal eval", args=args)
+    call_with_flags(evaluate_run, "vicinal eval", args)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
 from vicinal.training.model_path import model_folder
 
@@ -63,4 +64,4 @@ def _default(run: str, format: str) -> Path:
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal export`, writes the file and prints its size."""
-    tyro.cli(export, prog="vicinal export", args=args)
+    call_with_flags(export, "vicinal export", args)

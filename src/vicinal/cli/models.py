@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
 from vicinal.text_table import text_table
 
@@ -142,4 +143,4 @@ def _survey(library: str, pattern: str, notes: Path, limit: int, memory: int, se
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal models`, and prints or writes."""
-    tyro.cli(models, prog="vicinal models", args=args)
+    call_with_flags(models, "vicinal models", args)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
 from vicinal.training.model_path import model_folder
 
@@ -148,4 +149,4 @@ def _unused(folder: Path, stem: str) -> Path:
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal predict`, predicts and prints."""
-    tyro.cli(predict, prog="vicinal predict", args=args)
+    call_with_flags(predict, "vicinal predict", args)

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags
 from vicinal.grid import Grid
 from vicinal.priors import build_prior, get_prior, list_priors, prior_options
-from vicinal.priors.spec import describe_type
 from vicinal.text_table import text_table
+from vicinal.typed_value import describe_type
 
 __all__ = ["run"]
 
@@ -78,4 +79,4 @@ def _summary(name: str) -> str:
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal priors`, and prints or draws."""
-    tyro.cli(priors, prog="vicinal priors", args=args)
+    call_with_flags(priors, "vicinal priors", args)

@@ -25,19 +25,33 @@ DESCRIPTION = """\
 The command line of the reference program for Gaussian mixture masks. It prints the equivalent `vicinal train`
 command and runs it; `vicinal train --help` has many more settings."""
 
-CORRECTIONS = """\
-differences, because of errors in the reference program:
+DIFFERENCES = """\
+differences from the reference program, because of its errors:
   epochs      Its epoch passes over the data --ra times, 3 by default. Here an epoch is one pass, so --epochs 100
               --warmup 10 become 300 and 30.
   pooling     Its --is_GMM also replaces ViT's class token by average pooling. Here --is_GMM adds the mask and changes
               nothing else.
   accuracy    It reports the best test accuracy over all epochs. Here the last weights are tested, once.
   validation  It has none. Here 10% of the training images are held out for validation.
-  decay       It applies weight decay to the mask. Here the mask has none.
+  decay       It applies weight decay to all parameters. Here to all but the mask.
+  mask        It computes exp(-d^2) first, which is 0 in single precision from d^2 = 104 on. Here the exponent is
+              computed first.
+  smoothing   It ignores --smoothing, and smooths by 0.1. Here --smoothing is used; --ls turns smoothing off in both.
   --is_SLM    Its mask starts at 0, where queries and keys get no gradient, and Swin ignores it silently. Here it starts
               at 1 and works in every model.
   cait        Its cait has width 192, which is cait-192 here. The 5.1 M parameters in the paper's table are those of
-              cait-tiny, which is cait here."""
+              cait-tiny, which is cait here.
+further differences:
+  AutoAugment It rotates to one side only, and shears with bicubic interpolation; solarize starts at 256. Here it is
+              torchvision's: to both sides, nearest neighbor, from 255.
+  erasing     It draws the ratio of the sides of a box evenly from 0.3 to 3.3, so more boxes are tall than wide. Here
+              the logarithm of the ratio is drawn evenly (timm). It tries 100 times to place a box; here 10 times.
+  CutMix      A box of an odd number of pixels loses one of them there. Here it has all.
+  batches     It drops the images that do not fill a last batch. Here they are a smaller batch.
+  CIFAR-100   The mean of red is 0.5070 there, 0.5071 here.
+  seeds       The same seed draws other numbers, and the number of workers does not change them here.
+  ignored     --disable-cos, --channel, --heads, --depth and --enable_aug change nothing, there and here. --print-freq
+              sets how often it prints; here a line is printed for every epoch."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,7 +59,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="main.py",
         description=DESCRIPTION,
-        epilog=CORRECTIONS,
+        epilog=DIFFERENCES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -84,10 +98,35 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--mix_prob", type=float, default=0.5, metavar="SHARE", help="batches with CutMix or Mixup (%(default)s)")
     add("--re", type=float, default=0.25, metavar="SHARE", help="images with random erasing (%(default)s)")
     add("--seed", type=int, default=0, metavar="N", help="seed of all random choices (%(default)s)")
-    add("--no_cuda", action="store_true", help="train on the CPU")
+    _add_augmentation(parser)
+    _add_hardware(parser)
     add("--tag", default="", help="suffix of the run folder")
     add("--resume", metavar="RUN", help="continue a run with its own settings; all other flags are ignored")
     return parser.parse_args(arguments)
+
+
+def _add_augmentation(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--ls", action="store_true", help="no label smoothing")
+    add("--aa", action="store_true", help="no AutoAugment")
+    add("--cm", action="store_true", help="no CutMix")
+    add("--mu", action="store_true", help="no Mixup")
+    add("--beta", type=float, default=1.0, metavar="X", help="parameter of CutMix's Beta distribution (%(default)s)")
+    add("--alpha", type=float, default=1.0, metavar="X", help="parameter of Mixup's Beta distribution (%(default)s)")
+    add("--re_sh", type=float, default=0.4, metavar="SHARE", help="largest erased area (%(default)s)")
+    add("--re_r1", type=float, default=0.3, metavar="RATIO", help="smallest ratio of erased sides (%(default)s)")
+
+
+def _add_hardware(parser: argparse.ArgumentParser) -> None:
+    """Adds flags for the hardware, and those that the reference program ignores too."""
+    add = parser.add_argument
+    add("--gpu", type=int, default=0, metavar="N", help="index of the GPU, if there is one (%(default)s)")
+    add("-j", "--workers", type=int, metavar="N", help="processes that load images")
+    add("--no_cuda", action="store_true", help="train on the CPU")
+    for flag in ("--print-freq", "--channel", "--heads", "--depth"):
+        add(flag, type=int, metavar="N", help="ignored")
+    for flag in ("--disable-cos", "--enable_aug"):
+        add(flag, action="store_true", help="ignored")
 
 
 def train_args(arguments: argparse.Namespace) -> list[str]:
@@ -128,15 +167,29 @@ def train_args(arguments: argparse.Namespace) -> list[str]:
         "lr": arguments.lr,
         "weight-decay": arguments.weight_decay,
         "drop-path": arguments.sd,
-        "smoothing": arguments.smoothing,
-        "mix": "both",
+        "smoothing": 0.0 if arguments.ls else arguments.smoothing,
+        "auto-augment": not arguments.aa,
+        "mix": {(False, False): "both", (True, False): "mixup", (False, True): "cutmix"}.get(
+            (arguments.cm, arguments.mu), "none"
+        ),
         "mix-prob": arguments.mix_prob,
+        "mixup-alpha": arguments.alpha,
+        "cutmix-alpha": arguments.beta,
         "erasing": arguments.re,
-        "device": "cpu" if arguments.no_cuda else "auto",
+        "erasing-area": arguments.re_sh,
+        "erasing-aspect": arguments.re_r1,
+        "workers": arguments.workers,
+        "device": "cpu" if arguments.no_cuda else f"cuda:{arguments.gpu}" if arguments.gpu else "auto",
         "seed": arguments.seed,
         "out": f"runs/{name}",
     }
-    return [word for flag, value in settings.items() if value is not None for word in (f"--{flag}", str(value))]
+    words = []
+    for flag, value in settings.items():
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -2,13 +2,15 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import tyro
 
+from vicinal.cli._flags import call_with_flags, field_docs
 from vicinal.errors import VicinalError
+from vicinal.training.recipes import RECIPES
 
 if TYPE_CHECKING:
     from vicinal.training.config import TrainConfig
@@ -39,38 +41,50 @@ The figure to report is that of the test split, which is evaluated once, at the 
 class BaseFlags:
     """The flags that determine the defaults of all other flags."""
 
-    recipe: str | None = None
+    recipe: Annotated[str | None, tyro.conf.arg(metavar="{" + ",".join(RECIPES) + "}")] = None
+    """Defaults of all other flags; quick if neither a recipe nor a file is given."""
     config: Path | None = None
+    """YAML file with any of these settings; flags override it."""
     resume: Path | None = None
+    """Folder of a run that was stopped or killed, which continues exactly."""
 
 
 def run(args: Sequence[str]) -> None:
     """Parses the arguments after `vicinal train`, trains or resumes, and prints the results."""
-    from vicinal.training.config import ConfigError, TrainConfig
+    from vicinal.training.config import ConfigError
 
-    base_flags, _ = tyro.cli(BaseFlags, prog="vicinal train", args=args, return_unknown_args=True, add_help=False)
-
-    def parse(
-        settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = _base_config(base_flags),  # noqa: B008
-        *,
-        recipe: Literal["quick", "paper"] = "quick",
-        config: Path | None = None,
-        resume: Path | None = None,
-    ) -> TrainConfig:
-        """Returns the settings.
-
-        Args:
-            settings: of the run.
-            recipe: Defaults of all other flags.
-            config: YAML file with any of these settings; flags override it.
-            resume: Folder of a run that was stopped or killed, which continues exactly.
-        """
-        return settings
-
+    base_flags, _ = call_with_flags(BaseFlags, "vicinal train", args, return_unknown_args=True, add_help=False)
+    config = _base_config(base_flags)
+    flags = call_with_flags(_flags_type(config), "vicinal train", args, description=HELP)
+    groups = (vars(group) for group in vars(flags).values() if is_dataclass(group))
     try:
-        _train(tyro.cli(parse, prog="vicinal train", args=args, description=HELP), base_flags.resume)
+        _train(config.changed(**{name: value for group in groups for name, value in group.items()}), base_flags.resume)
     except ConfigError as error:
         raise VicinalError(error.flag_message) from error
+
+
+def _flags_type(config: "TrainConfig") -> type:
+    """Returns a dataclass of all flags: `BaseFlags`, and a dataclass for each group of settings.
+
+    Args:
+        config: the defaults.
+    """
+    from vicinal.training.config import FIELD_GROUPS
+
+    hints, helps = get_type_hints(type(config)), field_docs(type(config))
+    group_of_first = {first: group for group, first in FIELD_GROUPS.items()}
+    annotated: Any = Annotated  # mypy wants to know its arguments
+    groups: dict[str, list[Any]] = {}
+    for each in fields(config):
+        if each.name in group_of_first:
+            members = groups.setdefault(group_of_first[each.name], [])
+        type_ = annotated[hints[each.name], tyro.conf.arg(help=helps[each.name])]
+        members.append((each.name, type_, field(default=getattr(config, each.name))))
+    types = [
+        (f"group{number}", annotated[make_dataclass(name.title().replace(" ", ""), members), tyro.conf.arg(name=name)])
+        for number, (name, members) in enumerate(groups.items())
+    ]
+    return make_dataclass("Flags", types, bases=(BaseFlags,), kw_only=True)
 
 
 def _base_config(flags: BaseFlags) -> "TrainConfig":

@@ -87,7 +87,7 @@ class TransformedImages(Dataset[tuple[Tensor, Tensor]]):
             if self.augmenter.augmentation.erasing:  # acts on normalized images, with a seed of its own
                 for image, (epoch, index) in zip(images, keys, strict=True):
                     random.seed(derive_seed(self.seed, epoch, index, 1))
-                    self.augmenter.erasing(image)
+                    self.augmenter.erase(image)
         return images, labels
 
     def _array(self, index: int) -> ImageArray:

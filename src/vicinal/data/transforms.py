@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 MIN_RESIZED_CROP_SIDE = 96  # pixels; smaller images are padded and cropped
+MIN_ERASED_AREA = 0.02  # of an image, timm's default
+GRAY = 128  # fill of the GMM paper's AutoAugment
 INTERPOLATIONS = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -122,13 +124,30 @@ class Augmentation:
     auto_augment: Literal["cifar10", "svhn", "imagenet"] | None = None
     """AutoAugment's policy (Cubuk et al. 2019)."""
     erasing: float = 0.0
-    """Probability of random erasing, which sets up to 0.4 of the area to the mean (Zhong et al. 2020)."""
+    """Probability of random erasing, which sets a box to a constant (Zhong et al. 2020)."""
+    padding: int | None = None
+    """Padding of images below 96 pixels before they are cropped; 1/8 of the size by default."""
+    erasing_area: float = 0.4
+    """Largest fraction of an image that is erased."""
+    erasing_aspect: float = 0.3
+    """Smallest ratio of the sides of an erased box; the largest is its inverse."""
+    fill: Literal["mean", "reference"] = "mean"
+    """Value of erased pixels and of those that AutoAugment moves in. `mean`: the mean of the dataset. `reference`, as
+    in the GMM paper's program: 128 in AutoAugment; in erasing the numbers of `Preprocessing.mean` as they are."""
 
     def __post_init__(self) -> None:
         if self.auto_augment not in (None, "cifar10", "svhn", "imagenet"):
             raise unknown_name("auto_augment", str(self.auto_augment), ("cifar10", "svhn", "imagenet"))
         if not 0 <= self.erasing <= 1:
             raise VicinalError(f"erasing must be from 0 to 1, got {self.erasing}")
+        if self.padding is not None and self.padding < 0:
+            raise VicinalError(f"padding must be at least 0, got {self.padding}")
+        if not MIN_ERASED_AREA <= self.erasing_area <= 1:
+            raise VicinalError(f"erasing_area must be from {MIN_ERASED_AREA} to 1, got {self.erasing_area}")
+        if not 0 < self.erasing_aspect <= 1:
+            raise VicinalError(f"erasing_aspect must be above 0 and at most 1, got {self.erasing_aspect}")
+        if self.fill not in ("mean", "reference"):
+            raise unknown_name("fill", str(self.fill), ("mean", "reference"))
 
 
 def cover(image: Image.Image, size: tuple[int, int], interpolation: str, *, enlarge: bool = True) -> Image.Image:
@@ -189,12 +208,21 @@ class Augmenter:
     def __init__(self, preprocessing: Preprocessing, augmentation: Augmentation) -> None:
         self.preprocessing, self.augmentation = preprocessing, augmentation
         self.size = preprocessing.height, preprocessing.width
+        as_reference = augmentation.fill == "reference"
         self.resized_crop = RandomResizedCropAndInterpolation(self.size, interpolation=preprocessing.interpolation)
         self.policy = None
         if augmentation.auto_augment is not None:
-            fill = [round(255 * value) for value in preprocessing.mean]
+            fill = [GRAY if as_reference else round(255 * value) for value in preprocessing.mean]
             self.policy = ArrayAutoAugment(augmentation.auto_augment, fill)
-        self.erasing = RandomErasing(augmentation.erasing, max_area=0.4, mode="const", device="cpu")
+        self.erasing = RandomErasing(
+            augmentation.erasing,
+            max_area=augmentation.erasing_area,
+            min_aspect=augmentation.erasing_aspect,
+            mode="const",
+            device="cpu",
+        )
+        fill_values = preprocessing.mean if as_reference else [0.0] * preprocessing.channels
+        self.erasing_fill = torch.tensor(fill_values).view(-1, 1, 1)
 
     def __call__(self, array: ImageArray) -> ImageArray:
         """Returns an augmented image, `(height, width, channels)`, from one of any size."""
@@ -210,12 +238,17 @@ class Augmenter:
             array = self.policy(array)
         return array
 
+    def erase(self, image: Tensor) -> None:
+        """Sets a random box of a normalized image, `(channels, height, width)`, to a constant, in place."""
+        kept = self.erasing(torch.ones(1, *image.shape[1:]))
+        torch.where(kept.bool(), image, self.erasing_fill, out=image)
+
     def padded_crop(self, array: ImageArray) -> ImageArray:
-        """Returns a random crop, `(height, width, channels)`, of the image padded with zeros by 1/8 of the size."""
+        """Returns a random crop, `(height, width, channels)`, of the image padded with zeros."""
         crop = np.zeros((*self.size, array.shape[2]), np.uint8)
         source, target = [], []
         for have, want in zip(array.shape, self.size, strict=False):
-            margin = round(want / 8)
+            margin = round(want / 8) if self.augmentation.padding is None else self.augmentation.padding
             start = random.randint(-margin, have - want + margin)
             first, last = max(start, 0), min(start + want, have)
             source.append(slice(first, last))

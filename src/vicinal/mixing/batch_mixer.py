@@ -22,18 +22,18 @@ from vicinal.mixing.transmix import TransMix
 __all__ = ["MODES", "Mixing", "Mode"]
 
 Mode = Literal["none", "mixup", "cutmix", "both", "transmix"]
-MODES: dict[str, tuple[float, float]] = {
-    "none": (0.0, 0.0),
-    "mixup": (1.0, 0.0),
-    "cutmix": (0.0, 1.0),
-    "both": (1.0, 1.0),
-    "transmix": (0.0, 1.0),
+MODES: dict[str, tuple[bool, bool]] = {
+    "none": (False, False),
+    "mixup": (True, False),
+    "cutmix": (False, True),
+    "both": (True, True),
+    "transmix": (False, True),
 }
-"""The alphas of the Beta distributions of Mixup and CutMix."""
+"""Whether a mode uses Mixup, and whether CutMix."""
 
 
 class Mixing(Mixup):
-    """Mixes image i of a batch with image B-1-i, and computes soft labels after the forward pass.
+    """Mixes each image of a batch with another one, and computes soft labels after the forward pass.
 
     >>> import torch, vicinal
     >>> model = vicinal.create_model("vit-micro", img_size=32)
@@ -54,6 +54,9 @@ class Mixing(Mixup):
         model: for `transmix`, the model in training; or a `vicinal.inspection.PatchAttention` of it, which determines
             the attention layer that is recorded.
         transmix: computes label weights from attention; `TransMix()` by default.
+        partner: `reversed`, image i is mixed with image B-1-i; or `random`, with image i of a random permutation.
+        mixup_alpha: parameter of the Beta distribution of Mixup.
+        cutmix_alpha: parameter of the Beta distribution of CutMix.
 
     Raises:
         VicinalError: an argument is out of range, or the attention of `model` cannot be recorded.
@@ -70,6 +73,9 @@ class Mixing(Mixup):
         per_example: bool = False,
         model: nn.Module | PatchAttention | None = None,
         transmix: TransMix | None = None,
+        partner: Literal["reversed", "random"] = "reversed",
+        mixup_alpha: float = 1.0,
+        cutmix_alpha: float = 1.0,
     ) -> None:
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
@@ -78,11 +84,18 @@ class Mixing(Mixup):
         for name, value in {"prob": prob, "smoothing": smoothing, "mixup_share": mixup_share}.items():
             if not 0 <= value <= 1:
                 raise VicinalError(f"{name} must be from 0 to 1, got {value}")
-        mixup_alpha, cutmix_alpha = MODES[mode]
+        for name, value in {"mixup_alpha": mixup_alpha, "cutmix_alpha": cutmix_alpha}.items():
+            if not value > 0:
+                raise VicinalError(f"{name} must be above 0, got {value}")
+        if partner not in ("reversed", "random"):
+            raise unknown_name("partner", partner, ("reversed", "random"))
+        self.partner = partner
+        uses_mixup, uses_cutmix = MODES[mode]
         switch = 0.5
         if mode == "transmix" and mixup_share:
-            mixup_alpha, switch = 1.0, 1 - mixup_share
-        super().__init__(mixup_alpha, cutmix_alpha, None, prob, switch, label_smoothing=smoothing, num_classes=classes)
+            uses_mixup, switch = True, 1 - mixup_share
+        alphas = mixup_alpha * uses_mixup, cutmix_alpha * uses_cutmix
+        super().__init__(*alphas, None, prob, switch, label_smoothing=smoothing, num_classes=classes)
         self.mixup_enabled = mode != "none"
         self.mode = mode  # overrides timm's `mode` (`batch` or `elem`), which is `per_example` here
         self.per_example = per_example
@@ -105,7 +118,9 @@ class Mixing(Mixup):
         with preserve_rng():  # timm draws from numpy's global generator
             np.random.seed(seed % 2**32)
             share, cut, mask = self._draw(len(images), images.shape[-2], images.shape[-1])
-        device, other = images.device, images.flip(0)
+            order = np.random.permutation(len(images)) if self.partner == "random" else np.arange(len(images))[::-1]
+        device, partners = images.device, torch.from_numpy(order.copy())
+        other, other_labels = images[partners.to(device)], labels[partners.to(labels.device)]
         blended, mixed = np.where(cut, 0, share), images
         if blended.any():
             mixed = torch.lerp(mixed, other, torch.from_numpy(blended).to(images)[:, None, None, None])
@@ -114,7 +129,7 @@ class Mixing(Mixup):
             inside = torch.from_numpy(mask).to(device).expand(len(images), -1, -1)
             mixed = torch.where(inside[:, None], other, mixed)
         shares = torch.from_numpy(share).to(device, torch.promote_types(images.dtype, torch.float32))
-        return MixedBatch(mixed, labels, labels.flip(0), shares, inside, self.num_classes, self.label_smoothing)
+        return MixedBatch(mixed, labels, other_labels, shares, inside, self.num_classes, self.label_smoothing)
 
     def __enter__(self) -> Self:
         if self.attention is not None:

@@ -10,7 +10,7 @@ __all__ = ["MixedBatch"]
 
 @dataclass(frozen=True)
 class MixedBatch:
-    """A batch in which image i is mixed with image B-1-i; made by `Mixing`."""
+    """A batch in which each image is mixed with another one; made by `Mixing`."""
 
     images: Tensor
     """Mixed images, `(batch, channels, height, width)`."""

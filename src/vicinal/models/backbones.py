@@ -48,6 +48,13 @@ class Backbone:
     """Valid values of `global_pool`, the default first."""
     no_other_pool: str = ""
     """Reason for a single valid value, for the error message."""
+    other_paper_pool: str | None = None
+    """`global_pool` of the GMM paper's recipe, if it is not the default."""
+
+    @property
+    def paper_pool(self) -> str:
+        """`global_pool` of the GMM paper's recipe: the class token in a ViT."""
+        return self.other_paper_pool or self.pools[0]
 
     @property
     def timm_name(self) -> str:
@@ -144,10 +151,11 @@ def _vit(
     patches: Mapping[int, int] | None = None,
     comment: str = "",
     token_std: float = 1.0,
+    pools: tuple[str, str] = ("token", "avg"),
 ) -> Backbone:
     summary = f"ViT, {dim} wide, {depth} deep, {heads} heads{comment}"
     shape = {"embed_dim": dim, "depth": depth, "num_heads": heads, "token_std": token_std}
-    return Backbone(name, summary, Vit, shape, patches or {0: 4, 64: 8}, ("token", "avg"))
+    return Backbone(name, summary, Vit, shape, patches or {0: 4, 64: 8}, pools, other_paper_pool="token")
 
 
 def _cait(name: str, dim: int, comment: str) -> Backbone:
@@ -207,8 +215,9 @@ _ALL = [
         {0: 4, 64: 8},
         ("avg", "token"),
     ),
-    _vit("vit-mini", 96, 6, 6, comment=": for studies on a CPU", token_std=0.02),
-    _vit("vit-micro", 64, 4, 4, {0: 2, 32: 4, 64: 8}, ": for 8 px digits and quick tests"),
+    # Mean pooling, in which every layer's prior learns: with a class token, that of the last layer gets no gradient.
+    _vit("vit-mini", 96, 6, 6, comment=": for studies on a CPU", token_std=0.02, pools=("avg", "token")),
+    _vit("vit-micro", 64, 4, 4, {0: 2, 32: 4, 64: 8}, ": for 8 px digits and quick tests", pools=("avg", "token")),
 ]
 BACKBONES = {backbone.name: backbone for backbone in _ALL}
 """All backbones by name."""

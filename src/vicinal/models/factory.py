@@ -47,7 +47,8 @@ def create_model(
         num_classes: number of outputs; None for that of the pretrained model.
         in_chans: number of image channels.
         global_pool: `token`, the class token, or `avg`, the mean over patches. The default is `token` for ViT, CaiT and
-            PiT, and `avg` for Swin and T2T, with and without a prior. CaiT takes `token` only and Swin `avg` only.
+            PiT, and `avg` for Swin, T2T, `vit-mini` and `vit-micro`, with and without a prior. CaiT takes `token` only
+            and Swin `avg` only.
         drop_path_rate: drop path rate in training.
         pretrained: load pretrained weights from the Hub; models of timm only.
         options: further arguments of the model, such as `patch_size`, `depth`, `embed_dim`. The default `patch_size` is

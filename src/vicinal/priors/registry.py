@@ -4,14 +4,15 @@ import importlib
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior
-from vicinal.priors.spec import NAME, convert_value, current_options, current_spec, parse_spec
+from vicinal.priors.spec import NAME, current_options, current_spec, parse_spec
+from vicinal.typed_value import convert_value
 
 __all__ = ["Option", "build_prior", "get_prior", "list_priors", "prior_options", "register_prior"]
 
@@ -147,21 +148,22 @@ def build_prior(spec: str, *, heads: int, grid: Grid, layer: int = 0, depth: int
             raise VicinalError(
                 f"option {twice[0]!r} of {part.name!r} is given in the spec and as an argument; give it once"
             )
-        converted = _convert_options(part.name, {**part.options, **options})
+        converted = _convert_options(part.name, part.options, text=True) | _convert_options(part.name, options)
         built.append(get_prior(part.name)(heads, grid, layer, depth, **converted))
     prior = built[0] if len(built) == 1 else Composition(built)
     prior.spec, prior.spec_options = spec, options
     return prior
 
 
-def _convert_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _convert_options(name: str, options: Mapping[str, Any], *, text: bool = False) -> dict[str, Any]:
+    """Returns options of a prior as their annotated types; `text` for the options of a spec."""
     known = {option.name: option for option in prior_options(name)}
     converted = {}
     for key, value in options.items():
         if key not in known:
             raise unknown_name(f"option of prior {name!r}:", key, known)
         try:
-            converted[key] = convert_value(value, known[key].type)
+            converted[key] = convert_value(value, known[key].type, text=text)
         except ValueError as error:
             raise VicinalError(f"option {key!r} of prior {name!r} must be {error}, got {value!r}") from None
     return converted

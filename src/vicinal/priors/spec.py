@@ -7,17 +7,14 @@ The grammar, the same in Python, YAML and an unquoted shell word:
     value  = a number, true, false, none, a word, or numbers joined by "/"
 """
 
-import contextlib
 import re
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from vicinal.deprecation import warn_renamed
 from vicinal.errors import VicinalError
 
-__all__ = ["NAME", "PriorSpec", "convert_value", "current_options", "current_spec", "describe_type", "parse_spec"]
+__all__ = ["NAME", "PriorSpec", "current_options", "current_spec", "parse_spec"]
 
 NAME = r"[A-Za-z][\w-]*"
 _PART = re.compile(rf"(?P<name>{NAME})(?::(?P<options>.+))?")
@@ -104,54 +101,3 @@ def current_options(name: str, options: dict[str, Any], *, warn: bool = False) -
             if warn:
                 warn_renamed(f"{prior}:{option}={old}", f"{prior}:{option}={new}")
     return current
-
-
-def convert_value(value: Any, type_: Any) -> Any:
-    """Returns an option's value, which can be text, as a type.
-
-    Raises:
-        ValueError: the value does not fit; the message describes the type.
-    """
-    for member in _members(type_):
-        with contextlib.suppress(ValueError):
-            return _convert_to_member(value, member)
-    raise ValueError(describe_type(type_))
-
-
-def _convert_to_member(value: Any, type_: Any) -> Any:
-    text = value if isinstance(value, str) else None
-    if type_ is bool:
-        if text and text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        if isinstance(value, bool):
-            return value
-    elif type_ is types.NoneType:
-        if value is None or (text and text.lower() == "none"):
-            return None
-    elif type_ in (int, float):
-        if text or (isinstance(value, (int, type_)) and not isinstance(value, bool)):
-            return type_(value)
-    elif typing.get_origin(type_) is Literal:
-        if value in typing.get_args(type_):
-            return value
-    elif text is None or type_ in (str, Any):
-        return value  # numbers in a sequence or a tensor: the prior checks their shape
-    elif "/" in text:
-        return [float(number) for number in text.split("/")]
-    raise ValueError(describe_type(type_))
-
-
-def _members(type_: Any) -> tuple[Any, ...]:
-    return typing.get_args(type_) if isinstance(type_, types.UnionType) else (type_,)
-
-
-def describe_type(type_: Any) -> str:
-    """Returns a description of the values of a type, such as `a whole number`."""
-    words = {int: "a whole number", float: "a number", bool: "true|false", str: "a word", types.NoneType: "none"}
-    described = (
-        "|".join(map(str, typing.get_args(member)))
-        if typing.get_origin(member) is Literal
-        else words.get(member, "numbers joined by '/'")
-        for member in _members(type_)
-    )
-    return " or ".join(dict.fromkeys(described))

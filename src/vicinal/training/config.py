@@ -3,8 +3,7 @@
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_type_hints
 
 import yaml
 
@@ -13,16 +12,27 @@ from vicinal.training.config_error import ConfigError
 from vicinal.training.config_ranges import RANGES
 from vicinal.training.model_path import is_weights_file
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
+from vicinal.typed_value import choices, convert_value
 
-__all__ = ["DEFAULT_MODEL", "FORMAT", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
+__all__ = ["DEFAULT_MODEL", "FIELD_GROUPS", "FORMAT", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
 
 DEFAULT_MODEL = "vit-micro"
 
 FORMAT = 2
 """Version of the rules of training, `format` in config.yaml. Files without it are of version 1."""
 
-RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
+RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes", "track"}
 """Fields that can change when a run is resumed, because the result does not depend on them."""
+
+FIELD_GROUPS = {
+    "model": "model",
+    "data": "dataset",
+    "augmentation and mixing": "crop",
+    "optimization": "epochs",
+    "hardware": "precision",
+    "output": "out",
+}
+"""The first field of each group, in the order of `TrainConfig`."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +53,9 @@ class TrainConfig:
     """A name from `vicinal models`, or any timm model; vit-micro by default."""
     prior: str = "none"
     """Spatial prior, such as gmm or gmm:kernels=3+gab; `vicinal priors` lists them."""
-    pool: Literal["token", "avg"] | None = None
-    """Pooling: class token, or average over patches; the model's default if not given. A prior does not change it."""
+    pool: Literal["token", "avg", "paper"] | None = None
+    """Pooling: class token; average over patches; or paper, the class token in a ViT. The model's default if not given.
+    A prior does not change it."""
     img_size: tuple[int, ...] = ()
     """Image size in pixels: one number, or height and width; the dataset's size by default."""
     patch_size: int | None = None
@@ -72,14 +83,25 @@ class TrainConfig:
     """Training images held out for validation: a fraction below 1, or a number of images; 0 for none."""
     balance: Literal["none", "weights", "sampling"] = "none"
     """Make rare classes count as much as frequent ones: weights in the loss, or their images drawn more often."""
+
+    # Augmentation and mixing
     crop: bool = True
     """Random crop: with padding below 96 px, random resized crop from 96 px on."""
+    crop_padding: int | None = None
+    """Padding of the random crop in pixels, below 96 px; 1/8 of the image size by default."""
     flip: bool | None = None
     """Random horizontal flip; by default for datasets whose classes allow it (not for digits and SVHN)."""
     auto_augment: bool = False
     """AutoAugment with the policy for the dataset."""
     erasing: float = 0.0
     """Probability of random erasing."""
+    erasing_area: float = 0.4
+    """Largest fraction of an image that is erased; the smallest is 0.02."""
+    erasing_aspect: float = 0.3
+    """Smallest ratio of the sides of an erased box; the largest is its inverse."""
+    fill: Literal["mean", "reference"] = "mean"
+    """Value of erased pixels and of those that AutoAugment moves in: the dataset's mean; or, as in the GMM paper's
+    program, gray in AutoAugment, and in erasing the mean before normalization as a normalized value."""
     mix: Literal["none", "mixup", "cutmix", "both", "transmix"] = "none"
     """Mix images and labels of a batch; both: Mixup or CutMix, half each; transmix: CutMix, labels by attention."""
     mix_prob: float = 0.5
@@ -88,6 +110,12 @@ class TrainConfig:
     """Draw the mixing for each image, instead of once for the whole batch."""
     transmix: Literal["paper", "reference"] = "paper"
     """TransMix labels: from attention as in the paper; or, as in its code, normalized and averaged with the area."""
+    mix_partner: Literal["reversed", "random"] = "reversed"
+    """Image that is mixed in: the one at the same place of the batch in reverse order, or in random order."""
+    mixup_alpha: float = 1.0
+    """Parameter of the Beta distribution of Mixup."""
+    cutmix_alpha: float = 1.0
+    """Parameter of the Beta distribution of CutMix."""
     mixup_share: float = 0.0
     """With transmix: fraction of the mixed batches, or images, that use Mixup."""
     smoothing: float = 0.1
@@ -114,6 +142,8 @@ class TrainConfig:
     """Factor of the learning rate from each layer to the one before it, for fine-tuning; not applied to priors."""
     weight_decay: float = 0.05
     """Weight decay; not applied to priors, norms, biases and relative positions."""
+    decay_norms: bool = False
+    """Apply weight decay to norms, biases and positions too, as the GMM paper's program does; never to priors."""
     clip_grad: float | None = None
     """Maximum gradient norm; no clipping by default."""
     ema: float | None = None
@@ -122,8 +152,10 @@ class TrainConfig:
     """Early stopping: number of epochs without a better validation top-1 after which training ends; off by default."""
     keep: Literal["last", "best"] = "last"
     """Weights that are tested and saved: the last, or those of the epoch with the best validation top-1."""
+    seed: int = 0
+    """Seed of all random choices."""
 
-    # Machine
+    # Hardware
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     """Precision of the computation; fp16 needs a GPU, fp64 is for tests."""
     compile: bool = False
@@ -132,10 +164,12 @@ class TrainConfig:
     """auto: a GPU if there is one."""
     workers: int | None = None
     """Number of processes that load images; by default 0 if images are cached and training is on a CPU."""
-    seed: int = 0
-    """Seed of all random choices."""
+
+    # Output
     out: Path | None = None
     """Run folder; runs/MODEL-PRIOR-DATASET-sSEED by default. Must not exist yet."""
+    track: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
+    """Tracker that metrics are logged to, besides metrics.csv; wandb and mlflow are packages to be installed."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints; one more is saved at the end of every epoch."""
 
@@ -156,7 +190,8 @@ class TrainConfig:
             raise ConfigError("min_lr", f"must be at most lr ({self.lr:g}), got {self.min_lr:g}")
         if self.init_from is not None and self.pretrained:
             raise ConfigError("init_from", "does not go with pretrained: leave one of them out")
-        if self.init_from is not None and not is_weights_file(self.init_from) and (self.model or self.pool):
+        pool = self.pool if self.pool != "paper" else None  # a recipe has it, for whatever model
+        if self.init_from is not None and not is_weights_file(self.init_from) and (self.model or pool):
             raise ConfigError("init_from", "of a run or a saved model does not go with model and pool: leave these out")
 
     def changed(self, **changes: Any) -> Self:
@@ -184,7 +219,7 @@ class TrainConfig:
         return Path("runs") / "".join(c if c.isalnum() or c in "-_.=+" else "-" for c in "-".join(parts))
 
     def to_yaml(self) -> str:
-        """Returns all fields as YAML, in the order of their definition."""
+        """Returns the fields as YAML, in the order of their definition."""
         values = {
             name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -215,6 +250,8 @@ class TrainConfig:
             raise VicinalError(f"{file}: format must be 1 or {FORMAT}, got {version!r}; a later version wrote it")
         if stored and version == 1 and (values.get("warmup") or 0) >= values["epochs"]:
             values["warmup"] = None
+        if version == 1 and "pool" in values and values["pool"] is None:
+            values["pool"] = "paper"  # the default of all models before vit-mini and vit-micro got the mean
         if isinstance(values.get("prior"), str):
             from vicinal.priors.spec import current_spec
 
@@ -248,39 +285,11 @@ def _field_names() -> set[str]:
     return {field.name for field in fields(TrainConfig)}
 
 
-_KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
-
-
 def _convert(name: str, value: Any, kind: Any) -> Any:
     """Returns a value from Python, YAML or the command line as the type of its field."""
-    choices = get_args(kind) if get_origin(kind) in (Union, UnionType, Literal) else (kind,)
-    if get_origin(kind) is Literal:
-        if value in choices:
-            return value
-        raise unknown_name(name, str(value), choices)
-    for choice in choices:
-        if get_origin(choice) is Literal and isinstance(value, str):
-            return _convert(name, value, choice)
-        if choice is type(None) and value is None:
-            return None
-        if choice is bool and isinstance(value, bool):
-            return value
-        if choice is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if choice is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        if choice is float and isinstance(value, str):  # YAML reads 1e-3 as a string
-            try:
-                return float(value)
-            except ValueError:
-                continue
-        if choice is str and isinstance(value, str):
-            return value
-        if choice is Path and isinstance(value, str | Path):
-            return Path(value)
-        if get_origin(choice) is tuple:
-            sides = (value,) if isinstance(value, int) and not isinstance(value, bool) else value
-            if isinstance(sides, list | tuple) and all(type(side) is int for side in sides):
-                return tuple(sides)
-    expected = " or ".join(_KIND_NAMES.get(choice, "numbers") for choice in choices if choice is not type(None))
-    raise ConfigError(name, f"must be {expected}, got {value!r}")
+    try:
+        return convert_value(value, kind)
+    except ValueError as error:
+        if isinstance(value, str) and (names := choices(kind)):
+            raise unknown_name(name, value, names) from None
+        raise ConfigError(name, f"must be {error}, got {value!r}") from None

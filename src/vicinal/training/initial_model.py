@@ -80,13 +80,21 @@ def _create_model(config: TrainConfig, source: ImageDataset) -> nn.Module:
         img_size=None if size is None else (size[0], size[-1]),
         num_classes=len(source.class_names),
         in_chans=source.channels,
-        global_pool=config.pool,
+        global_pool=_choose_pool(name, config.pool),
         drop_path_rate=config.drop_path,
         pretrained=trained,
         **options,
     )
     model.model_args.pop("pretrained_cfg_overlay", None)
     return model  # type: ignore[no-any-return]
+
+
+def _choose_pool(name: str, pool: str | None) -> str | None:
+    """Returns timm's `global_pool`; None for the default of the model."""
+    backbone = find_backbone(name)
+    if pool != "paper":
+        return pool
+    return backbone.paper_pool if backbone is not None else None
 
 
 def _check_weights_file(file: str, name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Logging of a run: metrics.csv, priors.csv, TensorBoard, and a progress bar, or one line per epoch in a pipe."""
+"""Logging of a run: metrics.csv, priors.csv, a tracker, one line per epoch, and on a terminal a progress bar."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ COLUMNS = (
     "images_per_second",
     "seconds",
 )
-SCALARS = COLUMNS[3:]  # for TensorBoard
+SCALARS = COLUMNS[3:]  # for the tracker
 Row = Mapping[str, float | None]
 
 
@@ -59,68 +59,86 @@ class RunLogger(NullLogger):
         steps: number of steps in an epoch.
         done: number of steps done before, if the run is resumed.
         history: rows of the epochs done before.
+        tracker: from `start_tracker`; it is finished at the end of `with`.
     """
 
     def __init__(
-        self, folder: Path, model: nn.Module, epochs: int, steps: int, done: int = 0, history: Sequence[Row] = ()
+        self,
+        folder: Path,
+        model: nn.Module,
+        epochs: int,
+        steps: int,
+        done: int = 0,
+        history: Sequence[Row] = (),
+        tracker: Any = None,
     ) -> None:
-        self.folder, self.epochs, self.steps, self.done = folder, epochs, steps, done
+        self.folder, self.epochs, self.steps, self.done, self.tracker = folder, epochs, steps, done, tracker
         self.history = list(history)
         self.priors = PriorLog(folder, model)
 
     def __enter__(self) -> "RunLogger":
-        from torch.utils.tensorboard import SummaryWriter
-
         self._write_metrics()
         self.priors.start(len(self.history), self.done)
-        self.writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.done + 1)
         total = self.epochs * self.steps
-        self.bar = tqdm(total=total, initial=self.done, unit="step", disable=None, file=sys.stderr, smoothing=0.05)
+        self.bar = tqdm(
+            total=total,
+            initial=self.done,
+            unit="step",
+            disable=None,  # if stderr is not a terminal
+            file=sys.stderr,
+            smoothing=0.05,
+            dynamic_ncols=True,
+            leave=False,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
-        self.writer.close()
+        if self.tracker is not None:
+            self.tracker.finish()
 
     def log_step(self, epoch: int, loss: float) -> None:
         """Advances the progress bar by one step of an epoch, which counts from 0."""
         self.done += 1
         if not self.bar.disable:
-            top1 = self.history[-1]["val_top1"] if self.history else None
-            val = "" if top1 is None else f", val top-1 {100 * top1:.1f}%"
             self.bar.set_description(f"epoch {epoch + 1}/{self.epochs}", refresh=False)
-            self.bar.set_postfix_str(f"loss {loss:.3f}{val}", refresh=False)
+            self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             self.bar.update()
 
     def log_epoch(self, row: Row) -> None:
-        """Writes the metrics of an epoch to metrics.csv and TensorBoard, and its priors to priors.csv."""
+        """Writes the metrics of an epoch to metrics.csv and the tracker, and its priors to priors.csv."""
         self.history.append(row)
         self._write_metrics()
         self.priors.log_epoch(len(self.history))
-        for name in SCALARS:
-            value = row[name]
-            if value is not None:
-                self.writer.add_scalar(name, value, row["step"])
-        self.writer.flush()
-        if self.bar.disable:
-            print(format_epoch(row, self.epochs), flush=True)
+        self._track({name: row[name] for name in SCALARS})
+        tqdm.write(format_epoch(row, self.epochs, eta=bool(self.bar.disable)), file=sys.stdout)  # above the bar
+        sys.stdout.flush()
 
     def log_results(self, results: Mapping[str, Any]) -> None:
-        """Writes the final evaluation to TensorBoard."""
-        for split, metrics in results.items():
-            for name in ("loss", "top1", "top5", "calibration_error"):
-                self.writer.add_scalar(f"final/{split}_{name}", metrics[name], self.done)
+        """Writes the final evaluation to the tracker."""
+        names = ("loss", "top1", "top5", "calibration_error")
+        self._track({f"final/{split}_{name}": metrics[name] for split, metrics in results.items() for name in names})
+
+    def _track(self, values: Mapping[str, float | None]) -> None:
+        if self.tracker is not None:
+            self.tracker.log({name: value for name, value in values.items() if value is not None}, step=self.done)
 
     def _write_metrics(self) -> None:
         rows = ([row.get(name) for name in COLUMNS] for row in self.history)
         write_csv(self.folder / METRICS_FILE, COLUMNS, rows)
 
 
-def format_epoch(row: Row, epochs: int) -> str:
-    """Returns one line with the metrics of an epoch and the remaining time of the run."""
+def format_epoch(row: Row, epochs: int, *, eta: bool = True) -> str:
+    """Returns one line with the metrics of an epoch.
+
+    Args:
+        row: of metrics.csv.
+        epochs: number of epochs of the run.
+        eta: add the remaining time of the run, which a progress bar shows anyway.
+    """
     remaining = (row["seconds"] or 0) / (row["epoch"] or 1) * (epochs - (row["epoch"] or 0))
     val = "" if row["val_top1"] is None else f"  val loss {row['val_loss']:.3f}  top-1 {100 * row['val_top1']:.1f}%"
     return (
         f"epoch {row['epoch']:.0f}/{epochs}  loss {row['train_loss']:.3f}{val}  "
-        f"{row['images_per_second']:.0f} images/s  ETA {tqdm.format_interval(remaining)}"
+        f"{row['images_per_second']:.0f} images/s" + (f"  ETA {tqdm.format_interval(remaining)}" if eta else "")
     )

@@ -60,6 +60,8 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
         )
     except (ImportError, AssertionError, TypeError, ValueError) as error:
         raise ConfigError("opt", f"{config.opt} cannot be created: {error}") from error
+    if config.decay_norms:
+        _decay_all_but_priors(optimizer, model, config.weight_decay)
     return optimizer
 
 
@@ -122,3 +124,11 @@ def _by_layer(model: nn.Module, weight_decay: float, undecayed: tuple[str, ...],
         model, weight_decay, no_weight_decay_list=undecayed, layer_decay=decay
     )
     return groups
+
+
+def _decay_all_but_priors(optimizer: torch.optim.Optimizer, model: nn.Module, weight_decay: float) -> None:
+    """Sets the weight decay of every group, but not of the one that holds priors only."""
+    prior_ids = {id(each) for module in model.modules() if isinstance(module, Prior) for each in module.parameters()}
+    for group in optimizer.param_groups:
+        if not all(id(parameter) in prior_ids for parameter in group["params"]):
+            group["weight_decay"] = weight_decay

@@ -16,18 +16,24 @@ It is the default, so `--recipe quick` need not be given. Cost and accuracy of t
 """
 
 PAPER: dict[str, Any] = {
+    "pool": "paper",
     "epochs": 300,
     "batch_size": 128,
     "lr": 1e-3,
     "min_lr": 1e-6,
     "prior_lr": 1.0,
     "weight_decay": 0.05,
+    "decay_norms": True,
     "smoothing": 0.1,
     "drop_path": 0.1,
+    "crop_padding": 4,
+    "flip": True,
     "auto_augment": True,
     "erasing": 0.25,
+    "fill": "reference",
     "mix": "both",
     "mix_prob": 0.5,
+    "mix_partner": "random",
 }
 """The settings of the paper on Gaussian mixture masks: AutoAugment, random erasing, Mixup and CutMix, stochastic depth.
 

@@ -26,6 +26,7 @@ from vicinal.training.config import ConfigError, TrainConfig
 from vicinal.training.initial_model import create_initial_model
 from vicinal.training.optimizer import create_optimizer
 from vicinal.training.schedule import create_schedule
+from vicinal.training.tracker import check_tracker
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
@@ -83,8 +84,10 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     Processes are those that torchrun or `accelerate launch` started; one process without a launcher.
 
     Raises:
-        ConfigError: if the device does not support the precision, or the batch cannot be divided evenly.
+        ConfigError: if the device does not support the precision, the batch cannot be divided evenly, or the package of
+            the tracker is missing.
     """
+    check_tracker(config)
     cpu = uses_cpu(config)
     if cpu and config.precision == "fp16":
         raise ConfigError("precision", "fp16 needs a GPU; on a CPU, use bf16 or fp32")
@@ -165,6 +168,9 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
         per_example=config.mix_per_example,
         model=raw_model,
         transmix=TransMix(config.transmix),
+        partner=config.mix_partner,
+        mixup_alpha=config.mixup_alpha,
+        cutmix_alpha=config.cutmix_alpha,
     )
     model, optimizer = accelerator.prepare(raw_model, optimizer)
     return TrainState(
@@ -226,6 +232,10 @@ def make_loaders(
         flip=source.info.flip if config.flip is None else config.flip,
         auto_augment=source.info.policy if config.auto_augment else None,
         erasing=config.erasing,
+        padding=config.crop_padding,
+        erasing_area=config.erasing_area,
+        erasing_aspect=config.erasing_aspect,
+        fill=config.fill,
     )
     train_images = TransformedImages(
         splits.train, preprocessing, augmentation, seed=config.seed, cache_dir=config.cache_dir

@@ -28,12 +28,14 @@ from vicinal.training.cpu_memory import keep_freed_memory
 from vicinal.training.divergence import divergence_error
 from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
+from vicinal.training.header import run_header
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
 from vicinal.training.run_folder import RESULTS_FILE, Run
 from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
+from vicinal.training.tracker import start_tracker
 
 __all__ = ["fit", "resume", "train", "train_step"]
 
@@ -46,6 +48,8 @@ def train(config: TrainConfig) -> Run:
     >>> import tempfile, vicinal
     >>> config = vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out=tempfile.mkdtemp() + "/run")
     >>> run = vicinal.train(config)  # doctest: +ELLIPSIS
+    data    digits, 10 classes, 8 x 8 px, grayscale
+    ...
     epoch 1/1  loss 2...
     >>> sorted(run.results)
     ['test', 'val']
@@ -76,13 +80,15 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
     >>> import tempfile, vicinal
     >>> config = vicinal.TrainConfig(epochs=1, warmup=0, train_size=128, out=tempfile.mkdtemp() + "/run")
     >>> run = vicinal.train(config)  # doctest: +ELLIPSIS
+    data    digits, 10 classes, 8 x 8 px, grayscale
+    ...
     epoch 1/1  loss 2...
     >>> vicinal.resume(run.folder).results == run.results
     True
 
     Args:
         folder: run folder.
-        config: the run's configuration, in which only `data_dir`, `cache_dir`, `workers`, `out` and
+        config: the run's configuration, in which only `data_dir`, `cache_dir`, `workers`, `out`, `track` and
             `checkpoint_minutes` can differ; the saved configuration by default.
 
     Raises:
@@ -120,7 +126,9 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
     logger = NullLogger()
     if is_main:
         print("".join(f"note: {note}\n" for note in state.notes), end="", file=sys.stderr)
-        logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history)
+        print(run_header(config, state, run.folder, progress.step), flush=True)
+        tracker = start_tracker(config, run.folder, progress.step)
+        logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history, tracker)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
         while not progress.is_over(config.epochs, config.patience):
