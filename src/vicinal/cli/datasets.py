@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from vicinal.errors import VicinalError
+
+if TYPE_CHECKING:
+    from vicinal.data import ImageDataset, Splits
 
 __all__ = ["run"]
 
@@ -66,7 +69,7 @@ def describe(name: str, data_dir: Path | None) -> str:
     lines = {
         "dataset": f"{name}  {place}".rstrip(),
         "classes": f"{count}: {shown}",
-        "images": f"train {len(splits.train):,}, val (out of train) {len(splits.val):,}, test {len(splits.test):,}",
+        "images": describe_splits(source, splits),
         "balance": f"{few} to {many} images a class in train and val",
         "sizes": f"{size} pixels, height x width, of {len(looked_at)} pictures looked at; to train at: {facts.size}",
         "channels": str(source.channels),
@@ -74,6 +77,20 @@ def describe(name: str, data_dir: Path | None) -> str:
         "augmentation": f"AutoAugment policy {facts.policy}, {'flips' if facts.flip else 'no flips'}",
     }
     return "\n".join(f"{key:14}{value}" for key, value in lines.items())
+
+
+def describe_splits(dataset: "ImageDataset", splits: "Splits") -> str:
+    """Returns the number of images of each split, with where they come from."""
+    own = dataset.own.names if dataset.own is not None else {}
+    held_out = {"val": "out of train", "test": "a fifth, the same for every seed"}
+    parts = []
+    for role in ("train", "val", "test"):
+        name = own.get(role, role)
+        note = held_out.get(role) if role not in own else name if name.casefold() != role else None
+        count = len(getattr(splits, role))
+        parts.append(f"{role} {count:,}" + (f" ({note})" if count and note else ""))
+    unused = dataset.own.unused if dataset.own is not None else ()
+    return ", ".join(parts) + (f"; not used: {', '.join(unused)}" if unused else "")
 
 
 def run(words: Sequence[str]) -> None:

@@ -16,8 +16,8 @@ __all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainCon
 
 DEFAULT_MODEL = "vit-micro"
 
-RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
-"""Fields that can change when a run is resumed, because the result does not depend on them."""
+RESUME_FIELDS = {"dataset", "data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
+"""Fields that can change when a run is resumed, because the result does not depend on them, if the data is the same."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class TrainConfig:
     train_size: int | None = None
     """Number of training images, stratified by class; by default all that are not held out for validation."""
     val_size: float = 0.1
-    """Training images held out for validation: a fraction below 1, or a number of images; 0 for none."""
+    """Training images held out for validation, unless the dataset has a validation split: a fraction below 1, or a
+    number of images; 0 for none."""
     crop: bool = True
     """Random crop: with padding below 96 px, random resized crop from 96 px on."""
     flip: bool | None = None

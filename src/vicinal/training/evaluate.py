@@ -65,7 +65,7 @@ def evaluate_split(
     source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
     samples = getattr(split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed), name)
     if not len(samples):
-        raise VicinalError(f"{run.folder} has no {name} images; it was trained with val_size 0")
+        raise VicinalError(f"{run.folder} has no {name} images; evaluate another split")
     pretrained_cfg: Any = model.pretrained_cfg
     if source.class_names != pretrained_cfg["label_names"]:
         raise VicinalError(f"the classes of {config.dataset} are not those that {run.folder} was trained on")

@@ -10,16 +10,17 @@ from typing import Any
 
 from torch import nn
 
+from vicinal.data import DataRecord
 from vicinal.errors import VicinalError
 from vicinal.files import write_json, write_text
 from vicinal.models import load
-from vicinal.training.config import TrainConfig
+from vicinal.training.config import ConfigError, TrainConfig
 from vicinal.training.model_path import model_folder, no_such_run
 from vicinal.training.prior_history import PriorHistory, read_history
 
-__all__ = ["METRICS_FILE", "RESULTS_FILE", "Run"]
+__all__ = ["METRICS_FILE", "RESULTS_FILE", "Run", "with_absolute_paths"]
 
-CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
+CONFIG_FILE, ENVIRONMENT_FILE, DATA_FILE = "config.yaml", "environment.json", "data.csv.gz"
 METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
 
 
@@ -47,12 +48,13 @@ class Run:
             raise VicinalError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
 
     @classmethod
-    def create(cls, config: TrainConfig, environment: Mapping[str, Any]) -> "Run":
-        """Creates the run folder with config.yaml and environment.json in it, atomically. Returns the run.
+    def create(cls, config: TrainConfig, environment: Mapping[str, Any], data: DataRecord | None = None) -> "Run":
+        """Creates the run folder with its configuration, environment and data record, atomically. Returns the run.
 
         Args:
-            config: of the run; its `folder` is created.
+            config: of the run; its `folder` is created. Its paths are stored as absolute ones.
             environment: what `describe_environment` returned.
+            data: the images of the run, for `check_data`.
 
         Raises:
             VicinalError: if the folder exists.
@@ -63,7 +65,9 @@ class Run:
         temporary = folder.with_name(f".starting-{uuid.uuid4().hex}")
         try:
             temporary.mkdir()
-            write_text(temporary / CONFIG_FILE, config.to_yaml())
+            write_text(temporary / CONFIG_FILE, with_absolute_paths(config).to_yaml())
+            if data is not None:
+                data.write(temporary / DATA_FILE)
             write_json(temporary / ENVIRONMENT_FILE, {**environment, "resumed": []})
             temporary.rename(folder)
         except OSError:
@@ -84,6 +88,12 @@ class Run:
     def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
         return TrainConfig.from_yaml(self.folder / CONFIG_FILE)
+
+    @property
+    def data(self) -> DataRecord | None:
+        """The images that the run was started with; None if it was started by version 0.1.0."""
+        file = self.folder / DATA_FILE
+        return DataRecord.read(file) if file.is_file() else None
 
     @property
     def metrics(self) -> list[dict[str, float | None]]:
@@ -124,11 +134,45 @@ class Run:
         """
         return load(model_folder(str(self.folder)))
 
-    def note_resumed(self, environment: Mapping[str, Any]) -> None:
-        """Appends an environment to the list `resumed` of environment.json.
+    def check_data(self, data: DataRecord, dataset: str) -> None:
+        """Raises ConfigError that names the differences if data are not those that the run was started with.
+
+        Args:
+            data: the images to compare.
+            dataset: where they are, for the message.
+        """
+        before = self.data
+        difference = before.difference(data) if before is not None else None
+        if difference is not None:
+            raise ConfigError(
+                "dataset",
+                f"must be the data that {self.folder} was started with, got {dataset} with {difference}; restore these "
+                "images, or start another run",
+            )
+
+    def note_resumed(self, environment: Mapping[str, Any], config: TrainConfig) -> None:
+        """Appends an environment to the list `resumed` of environment.json, and stores where the data is now.
 
         Args:
             environment: what `describe_environment` returned.
+            config: that the run is resumed with.
         """
-        before = self.environment
+        before, place = self.environment, with_absolute_paths(config)
+        moved = self.config.changed(dataset=place.dataset, data_dir=place.data_dir)
+        if moved != self.config:
+            write_text(self.folder / CONFIG_FILE, moved.to_yaml())
         write_json(self.folder / ENVIRONMENT_FILE, {**before, "resumed": [*before["resumed"], environment]})
+
+
+def with_absolute_paths(config: TrainConfig) -> TrainConfig:
+    """Returns a configuration that means the same in every working folder; `out` stays as it is."""
+    kind, separator, path = config.dataset.partition(":")
+    changes: dict[str, Any] = {}
+    if kind in ("folder", "parquet") and separator:
+        changes["dataset"] = f"{kind}:{Path(path).expanduser().absolute()}"
+    for name in ("data_dir", "cache_dir"):
+        if (value := getattr(config, name)) is not None:
+            changes[name] = value.expanduser().absolute()
+    if config.init_from is not None and Path(config.init_from).exists():
+        changes["init_from"] = str(Path(config.init_from).absolute())
+    return config.changed(**changes)

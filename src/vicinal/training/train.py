@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.data import Loader, derive_seed
+from vicinal.data import DataRecord, Loader, derive_seed
 from vicinal.errors import VicinalError
 from vicinal.files import write_json
 from vicinal.models import save
@@ -27,7 +27,7 @@ from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
-from vicinal.training.run_folder import RESULTS_FILE, Run
+from vicinal.training.run_folder import RESULTS_FILE, Run, with_absolute_paths
 from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
@@ -79,16 +79,18 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
 
     Args:
         folder: run folder.
-        config: the run's configuration, in which only `data_dir`, `cache_dir`, `workers`, `out` and
-            `checkpoint_minutes` can differ; the saved configuration by default.
+        config: the run's configuration, in which only `dataset`, `data_dir`, `cache_dir`, `workers`, `out` and
+            `checkpoint_minutes` can differ; the saved configuration by default. `dataset` says where the data is now:
+            it must have the same images.
 
     Raises:
-        VicinalError: if there is no such run, another field differs, or the loss is not finite.
+        VicinalError: if there is no such run, another field or the data differ, or the loss is not finite.
         Interrupted: after SIGTERM or SIGINT, when the current step is done and a checkpoint is saved.
     """
     run = Run(folder)
     before = run.config
-    config = before if config is None else config
+    config = before if config is None else with_absolute_paths(config)
+    before = with_absolute_paths(before)
     for field in fields(TrainConfig):
         old, new = getattr(before, field.name), getattr(config, field.name)
         if old != new and field.name not in RESUME_FIELDS:
@@ -204,13 +206,16 @@ def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor
 def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[Run, Progress]:
     accelerator = state.accelerator
     environment = describe_environment(accelerator.device, accelerator.num_processes, config.seed)
+    loaders = {"train": state.train, "val": state.val, "test": state.test}
+    data = DataRecord.of({role: loader.images.split for role, loader in loaders.items()}, state.class_names)
     if run is not None:
+        run.check_data(data, config.dataset)
         progress = load_checkpoint(run.folder, state)
         if accelerator.is_main_process:
-            run.note_resumed(environment)
+            run.note_resumed(environment, config)
         return run, progress
     if accelerator.is_main_process:
-        Run.create(config, environment)
+        Run.create(config, environment, data)
     accelerator.wait_for_everyone()
     return Run(config.folder), Progress()
 

@@ -1,0 +1,89 @@
+"""The images of a run: name, size, class and split of each, kept to notice that the data changed."""
+
+import csv
+import gzip
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vicinal.data.image_dataset import ImageSplit
+from vicinal.files import csv_text, write_bytes
+
+__all__ = ["DataRecord"]
+
+COLUMNS = ("split", "name", "bytes", "class")
+MAX_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The images of each split of a run, in order.
+
+    Names are relative to the dataset, and times do not count: a dataset that was moved or copied has the same record.
+
+    >>> import numpy as np
+    >>> from vicinal.data import DataRecord, open_dataset
+    >>> digits = open_dataset("digits")
+    >>> parts = digits.test, digits.test.take(np.arange(1, 359))
+    >>> before, after = (DataRecord.of({"test": part}, digits.class_names) for part in parts)
+    >>> before.difference(after)
+    '1 removed (image 3)'
+    """
+
+    text: str
+    """CSV with the columns split, name, bytes and class."""
+
+    @classmethod
+    def of(cls, splits: Mapping[str, ImageSplit], class_names: Sequence[str]) -> "DataRecord":
+        """Returns the record of the images of some splits."""
+        rows = (
+            (role, name, size, class_names[label])
+            for role, split in splits.items()
+            for name, size, label in zip(*split.files(), split.labels.tolist(), strict=True)
+        )
+        return cls(csv_text((COLUMNS, *rows)))
+
+    @classmethod
+    def read(cls, file: Path) -> "DataRecord":
+        """Returns the record in a file."""
+        return cls(gzip.decompress(file.read_bytes()).decode())
+
+    def write(self, file: Path) -> None:
+        """Writes the record as gzip-compressed CSV."""
+        write_bytes(file, gzip.compress(self.text.encode(), compresslevel=1, mtime=0))
+
+    def difference(self, other: "DataRecord") -> str | None:
+        """Returns how another record differs from this one, with a few names; None if it does not.
+
+        The text names images that were added, removed or changed. Only if there are none, it names those that are in
+        another split: added images can change the split of others.
+        """
+        if self.text == other.text:
+            return None
+        old, new = self._by_name(), other._by_name()
+        common = [name for name in old if name in new]
+        found = {
+            "removed": [name for name in old if name not in new],
+            "added": [name for name in new if name not in old],
+            "of another size in bytes": [name for name in common if old[name][1] != new[name][1]],
+            "of another class": [name for name in common if old[name][2] != new[name][2]],
+        }
+        if not any(found.values()):
+            found = {"in another split": [name for name in common if old[name][0] != new[name][0]]}
+        parts = [f"{len(names)} {kind} ({_examples(names)})" for kind, names in found.items() if names]
+        return ", ".join(parts) or "the same images in another order"
+
+    def count_known(self, split: ImageSplit, roles: Sequence[str]) -> int:
+        """Returns how many images of a split have name and size of an image of this record in one of some splits."""
+        known = {(name, size) for name, (role, size, _) in self._by_name().items() if role in roles}
+        return sum((name, str(size)) in known for name, size in zip(*split.files(), strict=True))
+
+    def _by_name(self) -> dict[str, tuple[str, str, str]]:
+        rows = csv.reader(io.StringIO(self.text))
+        next(rows)
+        return {name: (role, size, label) for role, name, size, label in rows}
+
+
+def _examples(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MAX_EXAMPLES], *(["..."] if len(names) > MAX_EXAMPLES else [])])
