@@ -15,7 +15,7 @@ def test_the_test_figure_is_that_of_the_saved_model(tmp_path):
     model = run.model()
     declared = model.pretrained_cfg
     test = vicinal.data.open_dataset("digits").test
-    pixels = torch.from_numpy(np.stack([np.asarray(test.picture(index)) for index in range(len(test))]))
+    pixels = torch.from_numpy(np.stack([np.asarray(test.image(index)) for index in range(len(test))]))
     images = (pixels.float()[:, None] / 255 - declared["mean"][0]) / declared["std"][0]
     with torch.no_grad():
         logits = torch.cat([model(image[None]) for image in images])

@@ -126,7 +126,7 @@ def read_tables(tables: Mapping[str, Table], where: str, known: HubDataset | Non
     Raises:
         VicinalError: a split or a column is missing, an image has no label, or it is not clear which split is which.
     """
-    names = _choose_splits(tables, where) if known is None else {"train": known.train, "test": known.test}
+    names = _choose_splits(tables, where, known)
     parts = {role: name.split("+") if known else [name] for role, name in names.items()}
     for split in (split for splits in parts.values() for split in splits):
         if split not in tables:
@@ -149,8 +149,10 @@ def read_tables(tables: Mapping[str, Table], where: str, known: HubDataset | Non
     return OwnSplits(splits, list(class_names), names if len(tables) > 1 or "train" not in names else {}, unused)
 
 
-def _choose_splits(tables: Mapping[str, Table], where: str) -> dict[SplitRole, str]:
+def _choose_splits(tables: Mapping[str, Table], where: str, known: HubDataset | None) -> dict[SplitRole, str]:
     """Returns the name of the split for each role; the only split is that to train on, unless its name says else."""
+    if known is not None:
+        return {"train": known.train, "test": known.test}
     roles = assign_roles(tables, where)
     if not roles and len(tables) > 1:
         raise VicinalError(
