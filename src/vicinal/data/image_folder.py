@@ -12,7 +12,7 @@ from vicinal.data.image_dataset import ImageSplit, Indices, OwnSplits
 from vicinal.data.split_names import SplitRole, assign_roles, known_names, split_role
 from vicinal.errors import VicinalError
 
-__all__ = ["find_splits", "open_folder"]
+__all__ = ["find_splits", "image_extensions", "open_folder"]
 
 
 def open_folder(folder: Path) -> OwnSplits:
@@ -106,12 +106,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    extensions = _image_extensions()
+    extensions = image_extensions()
     return [path for path in _files(folder) if path.suffix.lower() in extensions]
 
 
 def _read(root: Path, folder: Path, class_names: list[str]) -> ImageSplit:
-    extensions = _image_extensions()
+    extensions = image_extensions()
     files: list[Path] = []
     labels: list[int] = []
     for subfolder in _subfolders(folder):
@@ -135,7 +135,7 @@ def _read(root: Path, folder: Path, class_names: list[str]) -> ImageSplit:
     return ImageSplit.of_split(np.array(labels, np.int64), reader, key, reader.list_files)
 
 
-def _image_extensions() -> set[str]:
+def image_extensions() -> set[str]:
     """Returns the file extensions that Pillow opens."""
     Image.init()
     return {extension for extension, format in Image.registered_extensions().items() if format in Image.OPEN}

@@ -15,7 +15,7 @@ from vicinal.data.image_folder import open_folder
 from vicinal.data.splits import hold_out
 from vicinal.errors import VicinalError, unknown_name
 
-__all__ = ["SPELLINGS", "cache_folder", "open_dataset", "open_own_splits"]
+__all__ = ["SPELLINGS", "cache_folder", "divide", "open_dataset", "open_own_splits"]
 
 SPELLINGS = {
     "folder:PATH": "a folder with a subfolder of images for each class, or such folders in train, val and test",
@@ -45,7 +45,19 @@ def open_dataset(name: str, *, data_dir: Path | None = None, cache_dir: Path | N
     Raises:
         VicinalError: the name is unknown, the files cannot be read, or the dataset has too few classes or images.
     """
-    own = open_own_splits(name, data_dir=data_dir, cache_dir=cache_dir)
+    return divide(name, open_own_splits(name, data_dir=data_dir, cache_dir=cache_dir))
+
+
+def divide(name: str, own: OwnSplits) -> ImageDataset:
+    """Returns the dataset of some splits: without a test and a validation split, a fifth is held out for testing.
+
+    Args:
+        name: name that `open_own_splits` opened.
+        own: its splits.
+
+    Raises:
+        VicinalError: there is no training split, or there are too few classes or images.
+    """
     if len(own.class_names) < 2:
         raise VicinalError(f"{name} must have at least two classes, got {', '.join(own.class_names) or 'none'}")
     if "train" not in own.splits:

@@ -13,9 +13,8 @@ from torch import nn
 from vicinal.data import DataRecord
 from vicinal.errors import VicinalError
 from vicinal.files import write_json, write_text
-from vicinal.models import load
 from vicinal.training.config import ConfigError, TrainConfig
-from vicinal.training.model_path import model_folder, no_such_run
+from vicinal.training.model_path import load, no_such_run
 from vicinal.training.prior_history import PriorHistory, read_history
 
 __all__ = ["METRICS_FILE", "RESULTS_FILE", "Run", "with_absolute_paths"]
@@ -127,12 +126,12 @@ class Run:
         return (self.folder / RESULTS_FILE).is_file()
 
     def model(self) -> nn.Module:
-        """Returns the trained model in evaluation mode.
+        """Returns the trained model in evaluation mode; that of the last checkpoint, with a warning, if not finished.
 
         Raises:
-            VicinalError: if the run is not finished.
+            VicinalError: if the run has neither a model nor a checkpoint.
         """
-        return load(model_folder(str(self.folder)))
+        return load(self.folder)
 
     def check_data(self, data: DataRecord, dataset: str) -> None:
         """Raises ConfigError that names the differences if data are not those that the run was started with.

@@ -20,6 +20,7 @@ from vicinal.data import DataRecord, Loader, derive_seed
 from vicinal.errors import VicinalError
 from vicinal.files import write_json
 from vicinal.models import save
+from vicinal.models.save import save_config
 from vicinal.training.checkpoints import Progress, list_checkpoints, load_checkpoint, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
@@ -27,6 +28,7 @@ from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
+from vicinal.training.model_path import CHECKPOINT_CONFIG
 from vicinal.training.run_folder import RESULTS_FILE, Run, with_absolute_paths
 from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
 from vicinal.training.signals import Interrupted, StopSignals
@@ -88,9 +90,8 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
         Interrupted: after SIGTERM or SIGINT, when the current step is done and a checkpoint is saved.
     """
     run = Run(folder)
-    before = run.config
+    before = with_absolute_paths(run.config)
     config = before if config is None else with_absolute_paths(config)
-    before = with_absolute_paths(before)
     for field in fields(TrainConfig):
         old, new = getattr(before, field.name), getattr(config, field.name)
         if old != new and field.name not in RESUME_FIELDS:
@@ -215,7 +216,10 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
             run.note_resumed(environment, config)
         return run, progress
     if accelerator.is_main_process:
-        Run.create(config, environment, data)
+        run = Run.create(config, environment, data)
+        preprocessing = state.preprocessing.declared()
+        file = run.folder / CHECKPOINT_CONFIG
+        save_config(state.raw_model, file, class_names=state.class_names, preprocessing=preprocessing)
     accelerator.wait_for_everyone()
     return Run(config.folder), Progress()
 
