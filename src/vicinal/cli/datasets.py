@@ -20,16 +20,38 @@ def datasets(
     name: Annotated[str | None, tyro.conf.Positional] = None,
     /,
     data_dir: Path | None = None,
+    check: bool = False,
 ) -> None:
     """List the sets of images that have a name, or look into one.
 
     Args:
         name: a set to open and describe; also folder:PATH, parquet:PATH, hub:ID or hub:ID@CONFIG.
         data_dir: a Parquet copy of a named set, to read in place of the Hub.
+        check: read every image first, and list all those that cannot be read.
     """
     if name is None and data_dir is not None:
         raise VicinalError("--data-dir needs the name of a set, as in: vicinal datasets cifar10 --data-dir PATH")
+    if name is None and check:
+        raise VicinalError("--check needs the name of a set, as in: vicinal datasets folder:PATH --check")
+    if name is not None and check:
+        print(check_images(name, data_dir))
     print(overview() if name is None else describe(name, data_dir))
+
+
+def check_images(name: str, data_dir: Path | None) -> str:
+    """Reads every image. Returns a sentence; raises VicinalError that lists the images that cannot be read."""
+    from vicinal.data.open_dataset import open_own_splits
+    from vicinal.data.unreadable import find_unreadable
+
+    splits = open_own_splits(name, data_dir=data_dir).splits.values()
+    problems = [message for split in splits for message in find_unreadable(split).values()]
+    count = sum(map(len, splits))
+    if problems:
+        raise VicinalError(
+            f"{len(problems)} of {count:,} images cannot be read; `vicinal train --skip-unreadable` leaves them out:"
+            + "".join(f"\n  {problem}" for problem in problems)
+        )
+    return f"all {count:,} images can be read"
 
 
 def overview() -> str:

@@ -4,14 +4,15 @@ import csv
 import gzip
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vicinal.data.image_dataset import ImageSplit
-from vicinal.files import csv_text, write_bytes
+from vicinal.files import csv_text, write_bytes, write_csv
 
-__all__ = ["DataRecord"]
+__all__ = ["DATA_FILE", "SKIPPED_FILE", "DataRecord"]
 
+DATA_FILE, SKIPPED_FILE = "data.csv.gz", "skipped.csv"
 COLUMNS = ("split", "name", "bytes", "class")
 MAX_EXAMPLES = 3
 
@@ -32,7 +33,9 @@ class DataRecord:
     """
 
     text: str
-    """CSV with the columns split, name, bytes and class."""
+    """CSV with the columns split, name, bytes and class. Images that are left out are in the split `skipped`."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Names of images that are left out because they cannot be read, with the error message."""
 
     @classmethod
     def of(cls, splits: Mapping[str, ImageSplit], class_names: Sequence[str]) -> "DataRecord":
@@ -42,16 +45,20 @@ class DataRecord:
             for role, split in splits.items()
             for name, size, label in zip(*split.files(), split.labels.tolist(), strict=True)
         )
-        return cls(csv_text((COLUMNS, *rows)))
+        skipped = {name: problem for split in splits.values() for name, problem in split.skipped_files().items()}
+        return cls(csv_text((COLUMNS, *rows, *(("skipped", name, None, None) for name in skipped))), skipped)
 
     @classmethod
-    def read(cls, file: Path) -> "DataRecord":
-        """Returns the record in a file."""
-        return cls(gzip.decompress(file.read_bytes()).decode())
+    def read(cls, folder: Path) -> "DataRecord | None":
+        """Returns the record in a folder, without error messages; None if there is none."""
+        file = folder / DATA_FILE
+        return cls(gzip.decompress(file.read_bytes()).decode()) if file.is_file() else None
 
-    def write(self, file: Path) -> None:
-        """Writes the record as gzip-compressed CSV."""
-        write_bytes(file, gzip.compress(self.text.encode(), compresslevel=1, mtime=0))
+    def write(self, folder: Path) -> None:
+        """Writes the record as gzip-compressed CSV, and the names of skipped images, if any, as CSV."""
+        write_bytes(folder / DATA_FILE, gzip.compress(self.text.encode(), compresslevel=1, mtime=0))
+        if self.skipped:
+            write_csv(folder / SKIPPED_FILE, ("name", "problem"), self.skipped.items())
 
     def difference(self, other: "DataRecord") -> str | None:
         """Returns how another record differs from this one, with a few names; None if it does not.

@@ -35,6 +35,8 @@ class ImageSplit:
     """Identifies the whole split; changes whenever its images change."""
     list_files: Callable[[], tuple[Sequence[str], Indices]] | None = None
     """Returns name and size in bytes of each image of the whole split; None where images have neither."""
+    skipped: Mapping[int, str] = field(default_factory=dict)
+    """Rows of the whole split that are left out because they cannot be read, with the error message."""
 
     @classmethod
     def of_split(
@@ -67,10 +69,18 @@ class ImageSplit:
 
     def files(self) -> tuple[list[str], list[int]]:
         """Returns name and size in bytes of each image. Names do not depend on where the dataset is stored."""
-        if self.list_files is None:
-            return [f"image {row}" for row in self.rows.tolist()], [0] * len(self)
+        return self._files_of(self.rows)
+
+    def skipped_files(self) -> dict[str, str]:
+        """Returns the names of images of the whole split that are left out, with their error messages."""
+        names, _ = self._files_of(np.array(list(self.skipped), np.int64))
+        return dict(zip(names, self.skipped.values(), strict=True))
+
+    def _files_of(self, rows: Indices) -> tuple[list[str], list[int]]:
+        if self.list_files is None or not len(rows):
+            return [f"image {row}" for row in rows.tolist()], [0] * len(rows)
         names, sizes = self.list_files()
-        return [names[row] for row in self.rows.tolist()], sizes[self.rows].tolist()
+        return [names[row] for row in rows.tolist()], sizes[rows].tolist()
 
     def picture(self, index: int) -> Image.Image:
         """Deprecated name of `image`."""

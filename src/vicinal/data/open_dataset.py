@@ -13,6 +13,7 @@ from vicinal.data.hf_datasets import open_hub, open_parquet, read_tables
 from vicinal.data.image_dataset import ImageDataset, ImageSplit, OwnSplits
 from vicinal.data.image_folder import open_folder
 from vicinal.data.splits import hold_out
+from vicinal.data.unreadable import without_unreadable
 from vicinal.errors import VicinalError, unknown_name
 
 __all__ = ["SPELLINGS", "cache_folder", "divide", "open_dataset", "open_own_splits"]
@@ -25,7 +26,9 @@ SPELLINGS = {
 TEST_FRACTION, TEST_SEED = 0.2, 0  # independent of a run's seed: all runs share one test split
 
 
-def open_dataset(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageDataset:
+def open_dataset(
+    name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None, skip_unreadable: bool = False
+) -> ImageDataset:
     """Returns a dataset with training, validation and test images.
 
     The splits are those of the dataset itself. Without a validation split, `split` holds validation images out of the
@@ -41,11 +44,13 @@ def open_dataset(name: str, *, data_dir: Path | None = None, cache_dir: Path | N
         name: one of `vicinal datasets`, or `folder:PATH`, `parquet:PATH`, `hub:ID`, `hub:ID@CONFIG`.
         data_dir: for a named dataset, a Parquet copy to read in place of the Hub.
         cache_dir: folder for the files that Hugging Face Datasets makes of Parquet files; see `cache_folder`.
+        skip_unreadable: read all images, and leave out those that cannot be read.
 
     Raises:
         VicinalError: the name is unknown, the files cannot be read, or the dataset has too few classes or images.
     """
-    return divide(name, open_own_splits(name, data_dir=data_dir, cache_dir=cache_dir))
+    own = open_own_splits(name, data_dir=data_dir, cache_dir=cache_dir)
+    return divide(name, without_unreadable(own, cache_folder(cache_dir)) if skip_unreadable else own)
 
 
 def divide(name: str, own: OwnSplits) -> ImageDataset:

@@ -58,6 +58,8 @@ class TrainConfig:
     """Folder with a Parquet copy of the dataset; the Hub is used by default."""
     cache_dir: Path | None = None
     """Cache folder for decoded images; ~/.cache/vicinal by default."""
+    skip_unreadable: bool = False
+    """Leave out images that cannot be read, and list them in the run folder; they are an error by default."""
     train_size: int | None = None
     """Number of training images, stratified by class; by default all that are not held out for validation."""
     val_size: float = 0.1

@@ -8,8 +8,9 @@ import numpy as np
 
 from vicinal.data import DataRecord, ImageSplit, split
 from vicinal.data.image_dataset import OwnSplits
-from vicinal.data.open_dataset import divide, open_own_splits
+from vicinal.data.open_dataset import cache_folder, divide, open_own_splits
 from vicinal.data.split_names import SplitRole
+from vicinal.data.unreadable import without_unreadable
 from vicinal.errors import VicinalError
 from vicinal.training.run_folder import Run
 
@@ -77,6 +78,8 @@ def open_evaluation_data(
     if data_dir is None and name == config.dataset:
         data_dir = config.data_dir
     own = open_own_splits(name, data_dir=data_dir, cache_dir=config.cache_dir)
+    if config.skip_unreadable:
+        own = without_unreadable(own, cache_folder(config.cache_dir))
     recorded = run.data
     try:
         splits = split(divide(name, own), val_size=config.val_size, train_size=config.train_size, seed=config.seed)

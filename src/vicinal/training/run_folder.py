@@ -19,7 +19,7 @@ from vicinal.training.prior_history import PriorHistory, read_history
 
 __all__ = ["METRICS_FILE", "RESULTS_FILE", "Run", "with_absolute_paths"]
 
-CONFIG_FILE, ENVIRONMENT_FILE, DATA_FILE = "config.yaml", "environment.json", "data.csv.gz"
+CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
 METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
 
 
@@ -66,7 +66,7 @@ class Run:
             temporary.mkdir()
             write_text(temporary / CONFIG_FILE, with_absolute_paths(config).to_yaml())
             if data is not None:
-                data.write(temporary / DATA_FILE)
+                data.write(temporary)
             write_json(temporary / ENVIRONMENT_FILE, {**environment, "resumed": []})
             temporary.rename(folder)
         except OSError:
@@ -91,8 +91,7 @@ class Run:
     @property
     def data(self) -> DataRecord | None:
         """The images that the run was started with; None if it was started by version 0.1.0."""
-        file = self.folder / DATA_FILE
-        return DataRecord.read(file) if file.is_file() else None
+        return DataRecord.read(self.folder)
 
     @property
     def metrics(self) -> list[dict[str, float | None]]:

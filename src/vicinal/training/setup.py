@@ -134,7 +134,12 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     """
     # The main process downloads and decodes; the others then read its cache.
     with accelerator.local_main_process_first():
-        source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
+        source = open_dataset(
+            config.dataset,
+            data_dir=config.data_dir,
+            cache_dir=config.cache_dir,
+            skip_unreadable=config.skip_unreadable,
+        )
     seed_generators(derive_seed(config.seed))
     raw_model = _make_model(config, source)
     preprocessing = _make_preprocessing(config, source, raw_model)

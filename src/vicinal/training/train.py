@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.data import DataRecord, Loader, derive_seed
+from vicinal.data.data_record import SKIPPED_FILE
 from vicinal.errors import VicinalError
 from vicinal.files import write_json
 from vicinal.models import save
@@ -217,6 +218,8 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
         return run, progress
     if accelerator.is_main_process:
         run = Run.create(config, environment, data)
+        if data.skipped:
+            print(f"{len(data.skipped)} images cannot be read and are left out: {run.folder / SKIPPED_FILE} lists them")
         preprocessing = state.preprocessing.declared()
         file = run.folder / CHECKPOINT_CONFIG
         save_config(state.raw_model, file, class_names=state.class_names, preprocessing=preprocessing)
