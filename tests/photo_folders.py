@@ -42,4 +42,4 @@ def interrupted(monkeypatch, settings, step=5):
     else:
         raise AssertionError("the run was not interrupted")
     monkeypatch.setattr(loop, "train_step", real)
-    return settings.out
+    return settings.folder

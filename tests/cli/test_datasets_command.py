@@ -44,7 +44,7 @@ def test_looks_into_a_folder(tmp_path, capsys):
     assert "2: cat, dog" in out
     assert "train 36, val 4 (out of train), test 10 (a fifth, the same for every seed)" in out
     assert "16 (cat) to 24 (dog) images a class" in out
-    assert " x 40 pixels, height x width, of 40 pictures looked at; to train at: 224" in out
+    assert " x 40 pixels, height x width, of 40 pictures looked at; to train at: 64" in out
 
 
 def test_says_which_split_is_which(tmp_path, capsys):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vicinal.data.catalog import DIGITS, SETS, DatasetInfo
+from vicinal.data.catalog import DIGITS, OWN_DATA, SETS
 from vicinal.data.hf_datasets import open_hub, open_parquet, read_tables
 from vicinal.data.image_dataset import ImageDataset, ImageSplit, OwnSplits
 from vicinal.data.image_folder import open_folder
@@ -77,7 +77,7 @@ def divide(name: str, own: OwnSplits) -> ImageDataset:
         train, test = train.take(left), train.take(held)
     if not len(train) or not len(val or test):
         raise VicinalError(f"{name} has too few images: {len(train)} for training, {len(val or test)} for testing")
-    info, channels = DatasetInfo(), 3
+    info, channels = OWN_DATA, 3
     if name == "digits":
         info, channels = DIGITS, 1
     elif name in SETS:

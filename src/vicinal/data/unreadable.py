@@ -44,7 +44,7 @@ def without_unreadable(own: OwnSplits, cache: Path) -> OwnSplits:
 
     Args:
         own: splits as they were opened.
-        cache: the cache folder, which keeps the rows that cannot be read, so that the next run need not read all images.
+        cache: the cache folder, which keeps the rows that cannot be read: the next run need not read all images.
 
     Raises:
         VicinalError: no image of a split can be read.

@@ -14,7 +14,7 @@ from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
 __all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
 
-DEFAULT_MODEL = "vit-micro"
+DEFAULT_MODEL, OWN_DATA_MODEL = "vit-micro", "vit-mini"
 
 RESUME_FIELDS = {"dataset", "data_dir", "cache_dir", "workers", "out", "checkpoint_minutes"}
 """Fields that can change when a run is resumed, because the result does not depend on them, if the data is the same."""
@@ -35,13 +35,15 @@ class TrainConfig:
 
     # Model
     model: str | None = None
-    """A name from `vicinal models`, or any timm model; vit-micro by default."""
+    """A name from `vicinal models`, or any timm model; by default vit-micro, and vit-mini for own data (folder:PATH,
+    parquet:PATH, hub:ID)."""
     prior: str = "none"
     """Spatial prior, such as gmm or gmm:kernels=3+gab; `vicinal priors` lists them."""
     pool: Literal["token", "avg"] | None = None
     """Pooling: class token, or average over patches; the model's default if not given. A prior does not change it."""
     img_size: tuple[int, ...] = ()
-    """Image size in pixels: one number, or height and width; the dataset's size by default."""
+    """Image size in pixels: one number, or height and width; the dataset's size by default. Own data has 64, and with a
+    timm model the model's own size."""
     patch_size: int | None = None
     """Patch size in pixels; the model's default if not given."""
     drop_path: float = 0.0
@@ -122,7 +124,7 @@ class TrainConfig:
     seed: int = 0
     """Seed of all random choices."""
     out: Path | None = None
-    """Run folder; runs/MODEL-PRIOR-DATASET-sSEED by default. Must not exist yet."""
+    """Run folder, which must not exist yet; by default runs/MODEL-PRIOR-DATASET-sSEED, with a number if that exists."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints; one more is saved at the end of every epoch."""
 
@@ -155,12 +157,27 @@ class TrainConfig:
         return replace(self, **changes)
 
     @property
+    def own_data(self) -> bool:
+        """Whether the dataset is not one of the named ones."""
+        return ":" in self.dataset
+
+    @property
+    def model_name(self) -> str:
+        """The model: `model`, or the default for the dataset."""
+        return self.model or (OWN_DATA_MODEL if self.own_data else DEFAULT_MODEL)
+
+    @property
     def folder(self) -> Path:
-        """The run folder: `out`, or a name made of model, prior, dataset and seed."""
+        """The run folder: `out`, or a name made of model, prior, dataset and seed, which an earlier run can have."""
         if self.out is not None:
             return self.out
-        model = Path(self.init_from).name if self.init_from else self.model or DEFAULT_MODEL
-        parts = [model, *([] if self.prior == "none" else [self.prior]), self.dataset.split("/")[-1], f"s{self.seed}"]
+        model = Path(self.init_from).name if self.init_from else self.model_name
+        parts = [
+            model,
+            *([] if self.prior == "none" else [self.prior]),
+            self.dataset.replace(":", "/").split("/")[-1],
+            f"s{self.seed}",
+        ]
         return Path("runs") / "".join(c if c.isalnum() or c in "-_.=+" else "-" for c in "-".join(parts))
 
     def to_yaml(self) -> str:

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
     from vicinal.image_size import ImageSize
 
-__all__ = ["CHECKPOINT_CONFIG", "check_model", "load", "model_folder", "no_such_run", "open_model"]
+__all__ = ["MODEL_CONFIG", "check_model", "load", "model_folder", "no_such_run", "open_model"]
 
 EXPECTED_PATHS = "the folder of a run, such as runs/x, or of a saved model, or hf-hub:owner/name"
 MARKER_FILES = ("config.yaml", "config.json", "model/config.json")  # of a run, a saved model, a finished run
-CHECKPOINT_CONFIG = "checkpoints/config.json"
+MODEL_CONFIG = "model.json"
 """What a run stores at its start, to open its checkpoints as models."""
 
 
@@ -108,7 +108,7 @@ def _is_unfinished(source: str | Path) -> bool:
     """Returns whether a path is a run with checkpoints and without a final model."""
     folder = Path(source)
     final = (folder / "model" / "config.json").is_file()
-    return not final and (folder / CHECKPOINT_CONFIG).is_file() and any(folder.glob("checkpoints/step-*.safetensors"))
+    return not final and (folder / MODEL_CONFIG).is_file() and any(folder.glob("checkpoints/step-*.safetensors"))
 
 
 def _load_checkpoint(run: Path, img_size: "ImageSize | None", rescale: bool) -> "tuple[nn.Module, str]":
@@ -127,7 +127,7 @@ def _load_checkpoint(run: Path, img_size: "ImageSize | None", rescale: bool) -> 
         for name, values in tensors.items()
         if name.startswith(part)
     }
-    model = fill_model(run / CHECKPOINT_CONFIG, weights, run / "checkpoints", img_size=img_size, rescale=rescale)
+    model = fill_model(run / MODEL_CONFIG, weights, run / "checkpoints", img_size=img_size, rescale=rescale)
     progress = header["progress"]
     done = f"epoch {progress['epoch']}" if not progress["position"] else f"step {progress['step']}"
     return model, f"the run {run} is not finished: its checkpoint after {done} is used"

@@ -1,7 +1,10 @@
 """The run folder: what training writes, and the only thing that later stages read."""
 
 import csv
+import itertools
 import json
+import os
+import platform
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -11,16 +14,30 @@ from typing import Any
 from torch import nn
 
 from vicinal.data import DataRecord
+from vicinal.data.data_record import DATA_FILE, SKIPPED_FILE
 from vicinal.errors import VicinalError
 from vicinal.files import write_json, write_text
 from vicinal.training.config import ConfigError, TrainConfig
-from vicinal.training.model_path import load, no_such_run
-from vicinal.training.prior_history import PriorHistory, read_history
+from vicinal.training.model_path import MODEL_CONFIG, load, no_such_run
+from vicinal.training.prior_history import PRIORS_FILE, PriorHistory, read_history
 
 __all__ = ["METRICS_FILE", "RESULTS_FILE", "Run", "with_absolute_paths"]
 
 CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
 METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
+FIRST_FILES = {
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    DATA_FILE,
+    SKIPPED_FILE,
+    PRIORS_FILE,
+    MODEL_CONFIG,
+    "checkpoints",
+    "failure.json",
+    "tensorboard",
+}
+"""Files that a run can have before its first checkpoint."""
 
 
 class Run:
@@ -51,15 +68,17 @@ class Run:
         """Creates the run folder with its configuration, environment and data record, atomically. Returns the run.
 
         Args:
-            config: of the run; its `folder` is created. Its paths are stored as absolute ones.
+            config: of the run. Its paths are stored as absolute ones. Without `out`, the folder gets a number if that
+                of the default name exists. The folder of a run that died before its first checkpoint is replaced.
             environment: what `describe_environment` returned.
             data: the images of the run, for `check_data`.
 
         Raises:
-            VicinalError: if the folder exists.
+            VicinalError: if `out` exists.
         """
         folder = config.folder
-        cls.check_free(folder)
+        if config.out is not None:
+            cls.check_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.with_name(f".starting-{uuid.uuid4().hex}")
         try:
@@ -68,17 +87,15 @@ class Run:
             if data is not None:
                 data.write(temporary)
             write_json(temporary / ENVIRONMENT_FILE, {**environment, "resumed": []})
-            temporary.rename(folder)
-        except OSError:
+            folder = _rename_to_free(temporary, folder, numbered=config.out is None)
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            cls.check_free(folder)  # another process can have created it after the first check
-            raise
         return cls(folder)
 
     @staticmethod
     def check_free(folder: Path) -> None:
-        """Raises VicinalError if the folder exists."""
-        if folder.exists():
+        """Raises VicinalError if the folder exists and is not that of a run that died before its first checkpoint."""
+        if folder.exists() and not _is_abandoned(folder):
             is_run = (folder / CONFIG_FILE).is_file()
             advice = f"`vicinal train --resume {folder}` continues it, or " if is_run else ""
             raise VicinalError(f"{folder} exists already; {advice}give another name with --out")
@@ -160,6 +177,49 @@ class Run:
         if moved != self.config:
             write_text(self.folder / CONFIG_FILE, moved.to_yaml())
         write_json(self.folder / ENVIRONMENT_FILE, {**before, "resumed": [*before["resumed"], environment]})
+
+
+def _rename_to_free(temporary: Path, folder: Path, *, numbered: bool) -> Path:
+    """Renames a folder to `folder`, or to `folder-2` and so on if that exists and `numbered`. Returns the new name."""
+    for number in itertools.count(1):
+        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        if _is_abandoned(candidate):
+            shutil.rmtree(candidate)
+        if not candidate.exists():
+            try:
+                return temporary.rename(candidate)
+            except OSError:
+                if not candidate.exists():  # else another process created it after the check
+                    raise
+        if not numbered:
+            Run.check_free(candidate)
+    raise AssertionError
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Returns whether a folder is that of a run that ended before its first checkpoint, without other files in it."""
+    if not (folder / CONFIG_FILE).is_file() or any(folder.glob("checkpoints/step-*")):
+        return False
+    if not {file.name for file in folder.iterdir()} <= FIRST_FILES:
+        return False
+    environment = Run(folder).environment
+    last = [environment, *environment["resumed"]][-1]
+    return last.get("host") == platform.node() and not _is_running(last.get("pid"))
+
+
+def _is_running(pid: Any) -> bool:
+    """Returns whether another process has a number; True if that is not known."""
+    if pid == os.getpid():
+        return False  # training in this process ended before
+    if os.name != "posix" or not isinstance(pid, int):
+        return True
+    try:
+        os.kill(pid, 0)  # sends no signal
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def with_absolute_paths(config: TrainConfig) -> TrainConfig:

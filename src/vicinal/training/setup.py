@@ -24,7 +24,8 @@ from vicinal.data import (
 from vicinal.data.rng import reseed
 from vicinal.mixing import Mixing, TransMix
 from vicinal.models import create_model, load
-from vicinal.training.config import DEFAULT_MODEL, ConfigError, TrainConfig
+from vicinal.models.factory import find_backbone
+from vicinal.training.config import ConfigError, TrainConfig
 from vicinal.training.model_path import model_folder
 from vicinal.training.optimizer import create_optimizer
 
@@ -231,12 +232,12 @@ def make_loaders(
 def _make_model(config: TrainConfig, source: ImageDataset) -> nn.Module:
     if config.init_from is not None:
         return _load_model(config.init_from, config, source)
-    size = config.img_size or None
-    if size is None and not config.pretrained:
+    size, name = config.img_size or None, config.model_name
+    if size is None and not config.pretrained and not (config.own_data and find_backbone(name) is None):
         size = (source.info.size,)
     options = {} if config.patch_size is None else {"patch_size": config.patch_size}
     return create_model(
-        config.model or DEFAULT_MODEL,
+        name,
         prior=config.prior,
         img_size=None if size is None else (size[0], size[-1]),
         num_classes=len(source.class_names),

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +30,7 @@ from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
-from vicinal.training.model_path import CHECKPOINT_CONFIG
+from vicinal.training.model_path import MODEL_CONFIG
 from vicinal.training.run_folder import RESULTS_FILE, Run, with_absolute_paths
 from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
 from vicinal.training.signals import Interrupted, StopSignals
@@ -53,13 +54,15 @@ def train(config: TrainConfig) -> Run:
     During training on a CPU, the process keeps freed memory and flushes denormals.
 
     Args:
-        config: all settings. The run folder must not exist yet; `resume` continues a run.
+        config: all settings. `out` must not exist yet; without it, the run folder gets a new name. `resume` continues a
+            run.
 
     Raises:
         VicinalError: if the run folder exists, a setting cannot be used, or the loss is not finite.
         Interrupted: after SIGTERM or SIGINT, when the current step is done and a checkpoint is saved.
     """
-    Run.check_free(config.folder)
+    if config.out is not None:
+        Run.check_free(config.folder)
     with keep_freed_memory(uses_cpu(config)):
         return _train(config, None)
 
@@ -221,10 +224,10 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
         if data.skipped:
             print(f"{len(data.skipped)} images cannot be read and are left out: {run.folder / SKIPPED_FILE} lists them")
         preprocessing = state.preprocessing.declared()
-        file = run.folder / CHECKPOINT_CONFIG
+        file = run.folder / MODEL_CONFIG
         save_config(state.raw_model, file, class_names=state.class_names, preprocessing=preprocessing)
-    accelerator.wait_for_everyone()
-    return Run(config.folder), Progress()
+    folder = broadcast_object_list([None if run is None else run.folder])[0]  # waits for the main process
+    return Run(folder), Progress()
 
 
 def _evaluate(state: TrainState, loader: Loader) -> Evaluation | None:
