@@ -10,6 +10,7 @@ import yaml
 
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.config_error import ConfigError
+from vicinal.training.config_ranges import RANGES
 from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
 
 __all__ = ["DEFAULT_MODEL", "RECIPES", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
@@ -35,8 +36,7 @@ class TrainConfig:
 
     # Model
     model: str | None = None
-    """A name from `vicinal models`, or any timm model; by default vit-micro, and vit-mini for own data (folder:PATH,
-    parquet:PATH, hub:ID)."""
+    """A name from `vicinal models`, or any timm model; by default vit-micro, for own data (folder:PATH) vit-mini."""
     prior: str = "none"
     """Spatial prior, such as gmm or gmm:kernels=3+gab; `vicinal priors` lists them."""
     pool: Literal["token", "avg"] | None = None
@@ -73,6 +73,10 @@ class TrainConfig:
     """Random horizontal flip; by default for datasets whose classes allow it (not for digits and SVHN)."""
     auto_augment: bool = False
     """AutoAugment with the policy for the dataset."""
+    rand_augment: str | None = None
+    """RandAugment in timm's notation, such as rand-m9-n2-mstd0.5-inc1, in place of AutoAugment."""
+    color_jitter: float = 0.0
+    """Largest random change of brightness, contrast and saturation, from 0 to 1."""
     erasing: float = 0.0
     """Probability of random erasing."""
     mix: Literal["none", "mixup", "cutmix", "both", "transmix"] = "none"
@@ -131,7 +135,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
             object.__setattr__(self, name, _convert(name, getattr(self, name), kind))
-        for name, (low, high, expected) in _RANGES.items():
+        for name, (low, high, expected) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not (low <= value <= high and math.isfinite(value)):
                 raise ConfigError(name, f"must be {expected}, got {value:g}")
@@ -239,31 +243,6 @@ def recipe(name: str, **changes: Any) -> TrainConfig:
 def _field_names() -> set[str]:
     return {field.name for field in fields(TrainConfig)}
 
-
-# Field: minimum, maximum, description of the range.
-_RANGES: dict[str, tuple[float, float, str]] = {
-    "patch_size": (1, math.inf, "a number of pixels, at least 1"),
-    "drop_path": (0, 0.99, "a probability from 0 to below 1"),
-    "train_size": (1, math.inf, "a number of images, at least 1"),
-    "val_size": (0, math.inf, "a fraction below 1 or a number of images"),
-    "erasing": (0, 1, "a probability from 0 to 1"),
-    "mix_prob": (0, 1, "a probability from 0 to 1"),
-    "mixup_share": (0, 1, "a fraction from 0 to 1"),
-    "smoothing": (0, 0.99, "a fraction from 0 to below 1"),
-    "epochs": (1, math.inf, "a whole number, at least 1"),
-    "warmup": (0, math.inf, "a number of epochs, at least 0"),
-    "batch_size": (1, math.inf, "a number of images, at least 1"),
-    "accumulate": (1, math.inf, "a number of pieces, at least 1"),
-    "lr": (1e-12, math.inf, "a number above 0"),
-    "min_lr": (0, math.inf, "a number, at least 0"),
-    "prior_lr": (0, math.inf, "a number, at least 0"),
-    "weight_decay": (0, math.inf, "a number, at least 0"),
-    "clip_grad": (1e-12, math.inf, "a number above 0"),
-    "ema": (0, 0.9999999, "a decay from 0 to below 1"),
-    "workers": (0, 1024, "a number of processes from 0 to 1024"),
-    "seed": (0, 2**31 - 1, "a whole number from 0 to 2147483647"),
-    "checkpoint_minutes": (0, math.inf, "a number of minutes, at least 0"),
-}
 
 _KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
 

@@ -200,6 +200,8 @@ def make_loaders(
         crop=config.crop,
         flip=source.info.flip if config.flip is None else config.flip,
         auto_augment=source.info.policy if config.auto_augment else None,
+        rand_augment=config.rand_augment,
+        color_jitter=config.color_jitter,
         erasing=config.erasing,
     )
     train_images = TransformedImages(

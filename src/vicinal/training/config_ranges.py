@@ -1,0 +1,31 @@
+"""The ranges of numbers in a configuration."""
+
+import math
+
+__all__ = ["RANGES"]
+
+RANGES: dict[str, tuple[float, float, str]] = {
+    "patch_size": (1, math.inf, "a number of pixels, at least 1"),
+    "drop_path": (0, 0.99, "a probability from 0 to below 1"),
+    "train_size": (1, math.inf, "a number of images, at least 1"),
+    "val_size": (0, math.inf, "a fraction below 1 or a number of images"),
+    "color_jitter": (0, 1, "a number from 0 to 1"),
+    "erasing": (0, 1, "a probability from 0 to 1"),
+    "mix_prob": (0, 1, "a probability from 0 to 1"),
+    "mixup_share": (0, 1, "a fraction from 0 to 1"),
+    "smoothing": (0, 0.99, "a fraction from 0 to below 1"),
+    "epochs": (1, math.inf, "a whole number, at least 1"),
+    "warmup": (0, math.inf, "a number of epochs, at least 0"),
+    "batch_size": (1, math.inf, "a number of images, at least 1"),
+    "accumulate": (1, math.inf, "a number of pieces, at least 1"),
+    "lr": (1e-12, math.inf, "a number above 0"),
+    "min_lr": (0, math.inf, "a number, at least 0"),
+    "prior_lr": (0, math.inf, "a number, at least 0"),
+    "weight_decay": (0, math.inf, "a number, at least 0"),
+    "clip_grad": (1e-12, math.inf, "a number above 0"),
+    "ema": (0, 0.9999999, "a decay from 0 to below 1"),
+    "workers": (0, 1024, "a number of processes from 0 to 1024"),
+    "seed": (0, 2**31 - 1, "a whole number from 0 to 2147483647"),
+    "checkpoint_minutes": (0, math.inf, "a number of minutes, at least 0"),
+}
+"""Minimum, maximum and description of the range, by field."""
