@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from vicinal.mixing import TransMix as TransMix
     from vicinal.models import create_model as create_model
     from vicinal.models import push_to_hub as push_to_hub
-    from vicinal.models.load import load as load
     from vicinal.models.resize import resize as resize
     from vicinal.models.save import save as save
     from vicinal.priors import Prior as Prior
@@ -35,7 +34,9 @@ if TYPE_CHECKING:
     from vicinal.priors import register_prior as register_prior
     from vicinal.training.config import TrainConfig as TrainConfig
     from vicinal.training.config import recipe as recipe
+    from vicinal.training.model_path import load as load
     from vicinal.training.optimizer import parameter_groups as parameter_groups
+    from vicinal.training.prediction import predict as predict
     from vicinal.training.run_folder import Run as Run
     from vicinal.training.train import fit as fit
     from vicinal.training.train import resume as resume
@@ -58,9 +59,10 @@ _HOME = {
     "fit": "vicinal.training.train",
     "inspect": "vicinal.attachment",
     "list_priors": "vicinal.priors",
-    "load": "vicinal.models",
+    "load": "vicinal.training.model_path",
     "load_prior": "vicinal.attachment",
     "parameter_groups": "vicinal.training.optimizer",
+    "predict": "vicinal.training.prediction",
     "push_to_hub": "vicinal.models",
     "recipe": "vicinal.training.config",
     "register_prior": "vicinal.priors",

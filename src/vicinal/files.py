@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all: text, JSON and CSV.
+"""Files that are written whole or not at all: bytes, text, JSON and CSV.
 
 Each function writes a temporary file in the same folder, flushes it to disk and renames it. A reader, or a run that was
 killed, finds the old content or the new one, never a part.
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["csv_text", "replace_file", "write_csv", "write_json", "write_text"]
+__all__ = ["csv_text", "replace_file", "write_bytes", "write_csv", "write_json", "write_text"]
 
 
 def write_text(file: Path, text: str) -> None:
@@ -23,9 +23,19 @@ def write_text(file: Path, text: str) -> None:
         file: its folder must exist. A file of this name is replaced.
         text: the content.
     """
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, content: bytes) -> None:
+    """Writes a file.
+
+    Args:
+        file: its folder must exist. A file of this name is replaced.
+        content: the content.
+    """
     temporary = file.with_name(f".writing-{file.name}")
     try:
-        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.write_bytes(content)
         replace_file(temporary, file)
     finally:
         temporary.unlink(missing_ok=True)

@@ -27,7 +27,7 @@ def test_looks_into_the_digits(capsys):
     run(["digits"])
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["classes"] == "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
-    assert lines["images"] == "train 1,294, val (out of train) 144, test 359"
+    assert lines["images"] == "train 1,294, val 144 (out of train), test 359 (a fifth, the same for every seed)"
     assert lines["sizes"].startswith("8 x 8 pixels")
     assert lines["channels"] == "1"
     assert "no flips" in lines["augmentation"]
@@ -42,9 +42,19 @@ def test_looks_into_a_folder(tmp_path, capsys):
     run([f"folder:{tmp_path / 'pets'}"])
     out = capsys.readouterr().out
     assert "2: cat, dog" in out
-    assert "train 36, val (out of train) 4, test 10" in out
+    assert "train 36, val 4 (out of train), test 10 (a fifth, the same for every seed)" in out
     assert "16 (cat) to 24 (dog) images per class" in out
-    assert " x 40 pixels, height x width, of 40 sampled images; train at: 224" in out
+    assert " x 40 pixels, height x width, of 40 sampled images; train at: 64" in out
+
+
+def test_says_which_split_is_which(tmp_path, capsys):
+    for split, count in (("Training", 9), ("Valid", 4)):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (4, 4)).save(tmp_path / split / name / f"{number}.png")
+    run([f"folder:{tmp_path}"])
+    assert "train 18 (Training), val 8 (Valid), test 0\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

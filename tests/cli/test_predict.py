@@ -1,4 +1,6 @@
+import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -134,6 +136,49 @@ def test_bad_input_is_a_short_message(run, tmp_path, capsys, monkeypatch, words,
     paint(tmp_path / "x.png")
     assert main(["predict", run, "x.png", *words]) == 2
     assert capsys.readouterr() == ("", f"vicinal: {message}\n")
+
+
+def test_patterns_and_lists_of_paths_are_taken(run, tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "pictures"
+    for name in ("a.png", "b.png", "c.jpg", "deep/d.png"):
+        paint(folder / name)
+
+    def predicted(*words, lines=""):
+        monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+        assert main(["predict", run, *words, "--json"]) == 0
+        found = [each["image"] for each in json.loads(capsys.readouterr().out)]
+        return [str(Path(file).relative_to(folder)) for file in found]
+
+    assert predicted(f"{folder}/*.png") == ["a.png", "b.png"]
+    assert predicted(f"{folder}/**/[cd].*") == ["c.jpg", "deep/d.png"]
+    assert predicted("-", lines=f"{folder}/c.jpg\r\n\n{folder}/deep\n") == ["c.jpg", "deep/d.png"]
+    assert predicted(f"{folder}/b.png", "-", lines=f"{folder}/a.png") == ["b.png", "a.png"]
+    paint(folder / "[x].png")
+    assert predicted(f"{folder}/[x].png") == ["[x].png"]  # a file comes before a pattern
+    assert main(["predict", run, f"{folder}/*.bmp"]) == 2
+    assert "no file matches" in capsys.readouterr().err
+
+
+def test_python_gives_what_the_command_prints(run, tmp_path, capsys):
+    pixels = paint(tmp_path / "x" / "a.png"), paint(tmp_path / "x" / "b.png", (30, 40), seed=1)
+    assert main(["predict", run, str(tmp_path / "x"), "--json", "--top", "2"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert vicinal.predict(run, tmp_path / "x", top=2) == printed
+    assert vicinal.predict(run, [str(tmp_path / "x" / "*.png")], top=2) == printed
+    mixed = vicinal.predict(run, [pixels[0], Image.fromarray(pixels[1])], top=2, device="cpu")
+    assert [each["image"] for each in mixed] == ["", ""]
+    for one, other in zip(mixed, printed, strict=True):
+        for found, expected in zip(one["predictions"], other["predictions"], strict=True):
+            assert found["name"] == expected["name"]
+            assert found["probability"] == pytest.approx(expected["probability"], abs=1e-6)
+    (alone,) = vicinal.predict(run, pixels[0], top=2)
+    assert [each["name"] for each in alone["predictions"]] == [each["name"] for each in mixed[0]["predictions"]]
+    (tmp_path / "x" / "c.png").write_text("no picture")
+    for images, message in ((tmp_path / "x", "c.png is not an image"), (tmp_path / "y", "there is no file")):
+        with pytest.raises(vicinal.VicinalError, match=message):
+            vicinal.predict(run, images)
+    with pytest.raises(vicinal.VicinalError, match="top and batch_size must be at least 1, got 0 and 32"):
+        vicinal.predict(run, [], top=0)
 
 
 def test_no_pictures_are_an_error(run, tmp_path, capsys):

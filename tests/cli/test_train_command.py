@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_finite_is_printed(tmp_path, capsys):
     assert "loss nan" in capsys.readouterr().out
 
 
-def test_an_unfinished_run_cannot_be_evaluated(tmp_path, capsys):
+def test_a_run_without_a_checkpoint_cannot_be_evaluated(tmp_path, capsys):
     run = vicinal.Run.create(vicinal.TrainConfig(out=tmp_path / "run"), environment={})
     assert f"`vicinal train --resume {run.folder}` continues it" in said(capsys, "eval", str(run.folder))
 

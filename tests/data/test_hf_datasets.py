@@ -13,6 +13,7 @@ from datasets.exceptions import DatasetNotFoundError
 from PIL import Image
 
 from vicinal.data import open_dataset
+from vicinal.data.open_dataset import open_own_splits
 from vicinal.errors import VicinalError
 
 COPIES = Path(__file__).parents[3] / "shared" / "data"
@@ -51,10 +52,26 @@ def test_a_folder_of_parquet_files_has_a_split_for_each_name(tmp_path):
     assert source.train.image(0).size == (4, 3)
 
 
-def test_validation_is_the_test_split_where_there_is_no_other(tmp_path):
-    table([0, 1, 2]).to_parquet(tmp_path / "train-0.parquet")
-    table([2, 1], first=3).to_parquet(tmp_path / "validation-0.parquet")
-    assert numbers(open_dataset(f"parquet:{tmp_path}").test) == [3, 4]
+def test_files_in_folders_of_splits_belong_to_these(tmp_path):
+    for first, split in enumerate(("Train", "Valid")):
+        (tmp_path / split).mkdir()
+        table([0, 1, 2], first=10 * first).to_parquet(tmp_path / split / "pictures.parquet")
+    source = open_dataset(f"parquet:{tmp_path}")
+    assert numbers(source.train) == [0, 1, 2]
+    assert numbers(source.val) == [10, 11, 12]
+
+
+def test_files_are_listed_by_path_or_row_with_their_sizes(tmp_path):
+    images = [{"bytes": png(number), "path": f"there/{number}.png"} for number in range(4)]
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["a", "b"])})
+    Dataset.from_dict({"image": images, "label": [0, 1, 0, 1]}, features=features).to_parquet(
+        tmp_path / "train.parquet"
+    )
+    parquet.write_table(pa.table({"image": [b"12", None], "label": [0, 1]}), tmp_path / "plain.parquet")
+    part = open_dataset(f"parquet:{tmp_path / 'train.parquet'}", cache_dir=tmp_path).own.splits["train"]
+    assert part.take(np.array([2, 0])).files() == (["train/2.png", "train/0.png"], [len(png(2)), len(png(0))])
+    plain = open_own_splits(f"parquet:{tmp_path / 'plain.parquet'}").splits["train"]
+    assert plain.files() == (["train/image 0", "train/image 1"], [2, 0])
 
 
 def test_one_file_has_a_fifth_held_out(tmp_path):

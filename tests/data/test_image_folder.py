@@ -24,28 +24,60 @@ def test_a_folder_has_a_class_for_each_subfolder_and_a_fifth_is_held_out(folder,
 
 
 @pytest.mark.parametrize("test", ["test", "val"])
-def test_train_and_test_folders_are_used(folder, test, tmp_path):
+def test_folders_of_splits_are_used(folder, test, tmp_path):
     root = tmp_path / "splits"
     shutil.copytree(folder, root / "train")
     (root / test).mkdir()
     shutil.copytree(folder / "dog", root / test / "dog")
     source = open_dataset(f"folder:{root}")
-    assert (len(source.train), len(source.test)) == (15, 5)
+    assert len(source.train) == 15
+    assert getattr(source, test).files()[0] == [f"{test}/dog/{number}.png" for number in range(5)]
     assert source.class_names == ["cat", "dog"]
-    assert set(source.test.labels) == {1}
+    assert set(getattr(source, test).labels) == {1}
 
 
-def test_of_test_and_val_test_is_taken(folder, tmp_path):
-    root = tmp_path / "splits"
-    for name in ("train", "val", "test"):
-        shutil.copytree(folder, root / name)
-    (root / "test" / "cat" / "0.png").unlink()
-    assert len(open_dataset(f"folder:{root}").test) == 14
-
-
-def test_a_class_may_be_called_train(folder):
+def test_a_class_can_be_called_train(folder):
     (folder / "cat").rename(folder / "train")
     assert open_dataset(f"folder:{folder}").class_names == ["dog", "train"]
+
+
+def question(folder):
+    with pytest.raises(VicinalError, match=r"\?$") as raised:
+        open_dataset(f"folder:{folder}")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["Train", "training", "test", "Valid", "dev_set"])
+def test_a_class_with_the_name_of_a_split_is_a_question(folder, name):
+    (folder / "cat").rename(folder / name)
+    assert f"is {name} a class or a split?" in question(folder)
+
+
+def test_splits_without_classes_are_a_question(folder):
+    (folder / "cat").rename(folder / "train")
+    (folder / "dog").rename(folder / "test")
+    assert "has test and train without class folders" in question(folder)
+
+
+def test_a_folder_of_images_next_to_splits_is_a_question(folder, tmp_path):
+    root = tmp_path / "splits"
+    shutil.copytree(folder, root / "train")
+    (root / "annotations").mkdir()
+    (root / "annotations" / "list.txt").write_text("words")
+    assert open_dataset(f"folder:{root}").class_names == ["cat", "dog"]
+    shutil.copytree(folder / "cat", root / "holdout")
+    assert "has holdout next to train" in question(root)
+    shutil.rmtree(root / "holdout")
+    shutil.copytree(folder / "cat", root / "test")
+    assert f"{root / 'test'} has no class folders" in question(root)
+
+
+def test_names_are_relative_and_sizes_are_those_of_the_files(folder):
+    source = open_dataset(f"folder:{folder}")
+    for part in (source.train, source.test):
+        names, sizes = part.files()
+        assert sizes == [(folder / name).stat().st_size for name in names]
+        assert [name.split("/")[0] for name in names] == [source.class_names[label] for label in part.labels]
 
 
 def test_all_formats_and_nested_folders_count_and_other_files_do_not(folder, noise):

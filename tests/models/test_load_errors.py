@@ -121,7 +121,7 @@ def test_a_damaged_config_is_told(text, message, saved):
 
 
 def test_missing_folders_and_files_are_told(tmp_path):
-    with pytest.raises(vicinal.VicinalError, match="nowhere is not a folder"):
+    with pytest.raises(vicinal.VicinalError, match=r"there is no run .*nowhere; expected the folder of a run"):
         vicinal.load(tmp_path / "nowhere")
     with pytest.raises(vicinal.VicinalError, match=r"has no config\.json; found no files"):
         vicinal.load(tmp_path)

@@ -125,5 +125,5 @@ def test_wrong_files_are_named(tmp_path, text, named):
 def test_a_folder_is_named_after_what_the_run_is():
     config = TrainConfig(model="vit", prior="gmm:kernels=3+gab", dataset="cifar10", seed=2)
     assert config.folder == Path("runs/vit-gmm-kernels=3+gab-cifar10-s2")
-    assert TrainConfig(dataset="folder:data/my photos").folder == Path("runs/vit-micro-my-photos-s0")
+    assert TrainConfig(dataset="folder:data/my photos").folder == Path("runs/vit-mini-my-photos-s0")
     assert TrainConfig(out=Path("x/y")).folder == Path("x/y")

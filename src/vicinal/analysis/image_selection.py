@@ -1,8 +1,7 @@
 """Images to run models on: from files and folders, or a random choice from the test split of a dataset."""
 
-import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 
 from vicinal.analysis.inputs import check_batch_size
 from vicinal.analysis.opened_model import OpenedModel
 from vicinal.analysis.output_files import distinct_names
-from vicinal.data import Preprocessing, decode, evaluation_tensor, open_dataset
+from vicinal.data import ImageSplit, Preprocessing, evaluation_tensor
+from vicinal.data.image_files import NamedBatches, find_image_files, read_images
+from vicinal.data.image_folder import find_splits
+from vicinal.data.open_dataset import divide, open_own_splits
 from vicinal.errors import VicinalError
+from vicinal.training.evaluation_data import NoImagesError, open_evaluation_data
 
-__all__ = ["ImageSelection", "denormalize", "find_image_files", "read_images"]
-
-NamedBatches = Iterator[tuple[list[str], Tensor]]
-"""Names and images, `(n, channels, height, width)`, batch by batch."""
+__all__ = ["ImageSelection", "denormalize"]
 
 
 @dataclass
@@ -30,8 +29,9 @@ class ImageSelection:
     """Which images models are run on, and how many at a time."""
 
     images: str | Path | None = None
-    """A folder of images, with `folder:` before it or without, an image file, or the name of a dataset, whose test
-    split is used. By default the dataset that the model was trained on."""
+    """A folder of images, an image file, or the name of a dataset, such as `folder:PATH`, whose test split is used: its
+    validation split if it has no test split, and what training holds out if it has neither. Of a folder with folders
+    such as `train` and `test` it is the test split, too. By default the dataset that the model was trained on."""
     data_dir: Path | None = None
     """Folder of a Parquet copy of the dataset; by default that of the run."""
     count: int = 64
@@ -39,11 +39,15 @@ class ImageSelection:
     batch_size: int = 32
     seed: int = 0
     """Of the random choice."""
+    dataset: str | None = None
+    """Where the dataset of a run is now, if it was moved."""
     problems: list[str] = field(default_factory=list)
     """Error messages of the files that could not be read in the last iteration."""
 
     def __post_init__(self) -> None:
         check_batch_size(self.batch_size)
+        if self.images is not None and self.dataset is not None:
+            raise VicinalError(f"images and dataset exclude each other, got {self.images} and {self.dataset}")
         if self.count < 1:
             raise VicinalError(f"count must be a whole number >= 1, got {self.count}")
         if not 0 <= self.seed < 2**63:
@@ -84,18 +88,30 @@ class ImageSelection:
             raise VicinalError("some images could not be read and are left out:\n  " + "\n  ".join(self.problems))
 
     def _choose(self, opened: OpenedModel) -> NamedBatches:
-        path = None if self.images is None else Path(str(self.images).removeprefix("folder:")).expanduser()
-        if path is not None and (path.exists() or str(self.images).startswith("folder:")):
+        if self.images is not None and not _is_dataset(str(self.images)):
+            path = Path(str(self.images).removeprefix("folder:")).expanduser()
             return self._from_files(path, opened.preprocessing)
         if self.images is not None:
-            return self._from_dataset(str(self.images), self.data_dir, opened.preprocessing)
+            name = f"folder:{self.images}" if Path(self.images).expanduser().is_dir() else str(self.images)
+            return self._from_split(*_test_images(name, self.data_dir), opened.preprocessing)
+        if opened.run is None and self.dataset is not None:
+            return self._from_split(*_test_images(self.dataset, self.data_dir), opened.preprocessing)
         if opened.run is not None:
-            config = opened.run.config
-            return self._from_dataset(config.dataset, self.data_dir or config.data_dir, opened.preprocessing)
+            return self._from_split(*self._images_of_run(opened), opened.preprocessing)
         raise VicinalError(
             f"images must be a folder of images or one of `vicinal datasets`: {opened.name} is not a run, which would "
             "have a dataset of its own"
         )
+
+    def _images_of_run(self, opened: OpenedModel) -> tuple[ImageSplit, list[str]]:
+        """Returns the test images of a run, or its validation images if it has none, and the class names."""
+        declared: Any = opened.model.pretrained_cfg
+        names, run = declared["label_names"], opened.run
+        assert run is not None
+        try:
+            return open_evaluation_data(run, "test", names, self.dataset, self.data_dir).images, names
+        except NoImagesError:
+            return open_evaluation_data(run, "val", names, self.dataset, self.data_dir).images, names
 
     def _from_files(self, path: Path, preprocessing: Preprocessing) -> NamedBatches:
         files, self.problems[:] = find_image_files([path])
@@ -106,70 +122,27 @@ class ImageSelection:
         for names, images in read_images(files, preprocessing, self.batch_size, self.problems, self.count):
             yield [Path(name).stem for name in names], images
 
-    def _from_dataset(self, name: str, data_dir: Path | None, preprocessing: Preprocessing) -> NamedBatches:
-        source = open_dataset(name, data_dir=data_dir)
-        drawn = np.sort(np.random.default_rng(self.seed).permutation(len(source.test))[: self.count])
+    def _from_split(self, split: ImageSplit, class_names: list[str], preprocessing: Preprocessing) -> NamedBatches:
+        drawn = np.sort(np.random.default_rng(self.seed).permutation(len(split))[: self.count])
         for start in range(0, len(drawn), self.batch_size):
             chosen = drawn[start : start + self.batch_size]
-            names = [f"{source.class_names[source.test.labels[index]]}-{index}" for index in chosen]
-            yield names, torch.stack([evaluation_tensor(source.test.image(int(i)), preprocessing) for i in chosen])
+            names = [f"{class_names[split.labels[index]]}-{index}" for index in chosen]
+            yield names, torch.stack([evaluation_tensor(split.image(int(i)), preprocessing) for i in chosen])
 
 
-def find_image_files(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Returns image files, and error messages for paths without any.
-
-    Args:
-        paths: files, which are taken as they are, and folders, which are searched recursively for endings that Pillow
-            can read, sorted by name.
-    """
-    Image.init()
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    files, problems = [], []
-    for path in paths:
-        if path.is_dir():
-            inside = [
-                file
-                for file in sorted(path.rglob("*"))
-                if file.suffix.lower() in endings and file.is_file() and not file.name.startswith(".")
-            ]
-            files += inside
-            problems += [] if inside else [f"the folder {path} has no images in it"]
-        elif path.exists():
-            files.append(path)
-        else:
-            problems.append(f"there is no file or folder {path}")
-    return files, problems
+def _is_dataset(images: str) -> bool:
+    """Returns whether images are a dataset, which has a test split, and not a file or a folder of images."""
+    path = Path(images.removeprefix("folder:")).expanduser()
+    if images.startswith("folder:"):
+        return path.is_dir() and any(each.is_dir() and not each.name.startswith(".") for each in path.iterdir())
+    return bool(find_splits(path)) if path.is_dir() else not path.exists()
 
 
-def read_images(
-    files: Sequence[Path],
-    preprocessing: Preprocessing,
-    batch_size: int,
-    problems: list[str],
-    count: int | None = None,
-) -> NamedBatches:
-    """Yields paths and images, as the model takes them, of the files that can be read.
-
-    Args:
-        files: image files.
-        preprocessing: that of the model.
-        batch_size: maximum number of images in a batch.
-        problems: error messages of unreadable files are appended to this list.
-        count: maximum number of images; all by default.
-    """
-    readable = itertools.islice(_readable(files, preprocessing, problems), count)
-    while some := list(itertools.islice(readable, batch_size)):
-        yield [name for name, _ in some], torch.stack([image for _, image in some])
-
-
-def _readable(files: Sequence[Path], preprocessing: Preprocessing, problems: list[str]) -> Iterator[tuple[str, Tensor]]:
-    for file in files:
-        try:
-            image = evaluation_tensor(decode(file, str(file), preprocessing.channels), preprocessing)
-        except VicinalError as error:
-            problems.append(str(error))
-        else:
-            yield str(file), image
+def _test_images(name: str, data_dir: Path | None) -> tuple[ImageSplit, list[str]]:
+    """Returns the test images of a dataset, its validation images if it has none, and the class names."""
+    own = open_own_splits(name, data_dir=data_dir)
+    split = own.splits.get("test") or own.splits.get("val") or divide(name, own).test
+    return split, own.class_names
 
 
 def denormalize(images: Tensor, preprocessing: Preprocessing) -> NDArray[Any]:

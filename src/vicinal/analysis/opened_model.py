@@ -13,9 +13,8 @@ from vicinal.analysis.output_files import distinct_names
 from vicinal.data import Preprocessing
 from vicinal.errors import VicinalError
 from vicinal.inspection.model_runner import ImageSize
-from vicinal.models import load
 from vicinal.models.factory import make_timm_model
-from vicinal.training.model_path import model_folder
+from vicinal.training.model_path import check_model, open_model
 from vicinal.training.run_folder import Run
 
 __all__ = ["Device", "OpenedModel", "open_models"]
@@ -33,6 +32,8 @@ class OpenedModel:
     preprocessing: Preprocessing
     run: Run | None = None
     """The run that trained it, if it was opened from a run folder."""
+    note: str | None = None
+    """A sentence about the checkpoint that is used, if the run is not finished."""
 
     @property
     def img_size(self) -> tuple[int, int]:
@@ -48,7 +49,7 @@ def open_models(
     random_weights: bool = False,
     device: Device = "auto",
 ) -> list[OpenedModel]:
-    """Returns models from runs, saved models and timm, in evaluation mode.
+    """Returns models from runs, saved models and timm, in evaluation mode; of unfinished runs, the last checkpoint.
 
     Args:
         runs: run folders, folders of saved models, or `hf-hub:owner/name`.
@@ -63,23 +64,24 @@ def open_models(
     if not runs and not timm:
         raise VicinalError("no model is given: give a run folder, such as runs/x, or the name of a timm model")
     paths = [str(run) for run in runs]
-    folders = [model_folder(path) for path in paths]  # all of them, before any is opened
+    for path in paths:  # all of them, before any is opened
+        check_model(path)
     size = (img_size, img_size) if isinstance(img_size, int) else img_size
-    found: list[tuple[str, Any, Run | None]] = []
-    for path, folder, short in zip(paths, folders, _short_names(paths), strict=True):
+    found: list[tuple[str, Any, Run | None, str | None]] = []
+    for path, short in zip(paths, _short_names(paths), strict=True):
         training = Run(path) if (Path(path) / "config.yaml").is_file() else None
-        model = load(folder, img_size=size)
-        found.append((_display_name(short, model), model, training))
+        model, note = open_model(path, img_size=size)
+        found.append((_display_name(short, model), model, training, note))
     options: dict[str, Any] = {"img_size": size} if size else {}
     for name in timm:
-        found.append((name, make_timm_model(name, pretrained=not random_weights, **options), None))
+        found.append((name, make_timm_model(name, pretrained=not random_weights, **options), None, None))
     accelerator = torch.accelerator.current_accelerator(check_available=True) if device == "auto" else None
-    for _, model, _ in found:
+    for _, model, _, _ in found:
         model.to(accelerator or "cpu").eval()
-    names = distinct_names(name for name, _, _ in found)
+    names = distinct_names(name for name, *_ in found)
     return [
-        OpenedModel(name, model, _preprocessing(model, size), training)
-        for name, (_, model, training) in zip(names, found, strict=True)
+        OpenedModel(name, model, _preprocessing(model, size), training, note)
+        for name, (_, model, training, note) in zip(names, found, strict=True)
     ]
 
 

@@ -17,8 +17,10 @@ class ImageArgs:
     """Images to run the models on."""
 
     images: str | None = None
-    """A folder of images, an image, or one of `vicinal datasets`, whose test split is used; by default the run's own
-    dataset."""
+    """A folder of images, an image, or one of `vicinal datasets`, such as folder:PATH, whose test split is used; by
+    default the run's own dataset."""
+    dataset: str | None = None
+    """Where the run's own dataset is now, if it was moved."""
     data_dir: Path | None = None
     """Folder of a Parquet copy of the dataset, to be used instead of the Hub; by default that of the run."""
     count: int = 64
@@ -34,4 +36,4 @@ class ImageArgs:
         """Returns the selection of images; raises VicinalError if a number is out of range."""
         from vicinal.analysis.image_selection import ImageSelection
 
-        return ImageSelection(self.images, self.data_dir, self.count, self.batch_size, self.seed)
+        return ImageSelection(self.images, self.data_dir, self.count, self.batch_size, self.seed, self.dataset)

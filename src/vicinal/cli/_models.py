@@ -1,5 +1,6 @@
 """Flags that choose models, shared by the verbs of `vicinal analyze`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -21,7 +22,8 @@ class ModelArgs:
     """Models to analyze."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")] = ()
-    """Folders of runs or of saved models, or hf-hub:owner/name; several are compared."""
+    """Folders of runs or of saved models, or hf-hub:owner/name; several are compared. Of a run that is not finished,
+    the last checkpoint is used."""
     timm: tuple[str, ...] = ()
     """Names of timm models, with pretrained weights."""
     random_weights: bool = False
@@ -35,7 +37,11 @@ class ModelArgs:
 
         from vicinal.analysis.opened_model import open_models
 
-        return open_models(self.runs, self.timm, img_size=size, random_weights=self.random_weights, device=device)
+        opened = open_models(self.runs, self.timm, img_size=size, random_weights=self.random_weights, device=device)
+        for each in opened:
+            if each.note is not None:
+                print(f"vicinal: {each.note}", file=sys.stderr)
+        return opened
 
 
 def image_size(pixels: Sequence[int]) -> tuple[int, int] | None:

@@ -1,12 +1,15 @@
-"""`vicinal eval`: evaluates a finished run on one of its splits."""
+"""`vicinal eval`: evaluates a run on one of its splits, or on other data."""
 
 import json as json_
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from vicinal.cli._flags import call_with_flags
+from vicinal.errors import VicinalError
 from vicinal.text_table import text_table
 
 if TYPE_CHECKING:
@@ -19,23 +22,41 @@ def evaluate_run(
     run: Annotated[str, tyro.conf.Positional],
     /,
     split: Literal["test", "val", "train"] = "test",
+    dataset: str | None = None,
+    data_dir: Path | None = None,
     batch_size: int = 128,
     device: Literal["auto", "cpu"] = "auto",
     json: bool = False,
 ) -> None:
-    """Evaluates a finished run on a split of its own dataset, without augmentation.
+    """Evaluates a run on a split of its own dataset, or on other data, without augmentation.
+
+    Of a run that is not finished, the last checkpoint is evaluated.
+
+    Other data (--dataset) is evaluated with the classes of the run, by name; images of other classes are left out. Its
+    test images are its test split, else its validation split, else all its images.
 
     Args:
         run: Run folder.
         split: Images to evaluate on.
+        dataset: Where the data of the run is now, or other data; by default where it was in training.
+        data_dir: Folder with a Parquet copy of a named dataset; by default that of the run.
         batch_size: Number of images in a batch.
         device: auto: a GPU if there is one.
         json: Print all metrics as JSON, with the confusion matrix.
     """
+    from vicinal.training.config_error import ConfigError
     from vicinal.training.evaluate import evaluate_split
     from vicinal.training.run_folder import Run
 
-    evaluation, class_names = evaluate_split(Run(run), split, batch_size=batch_size, device=device)
+    notes: list[str] = []
+    try:
+        evaluation, class_names = evaluate_split(
+            Run(run), split, dataset=dataset, data_dir=data_dir, batch_size=batch_size, device=device, notes=notes
+        )
+    except ConfigError as error:
+        raise VicinalError(error.flag_message) from error
+    for note in notes:
+        print(f"vicinal: {note}", file=sys.stderr)
     if json:
         print(json_.dumps({"split": split, "class_names": class_names, **evaluation.as_dict()}))
     else:

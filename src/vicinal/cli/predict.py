@@ -11,7 +11,7 @@ import tyro
 
 from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError
-from vicinal.training.model_path import model_folder
+from vicinal.training.model_path import check_model, open_model
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,7 +24,7 @@ __all__ = ["run"]
 
 def predict(
     run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")],
+    images: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")],
     /,
     top: int = 5,
     json: bool = False,
@@ -34,9 +34,12 @@ def predict(
 ) -> None:
     """Predicts the classes of images: the most probable ones, with probabilities.
 
+    Of a run that is not finished, the last checkpoint is used.
+
     Args:
         run: Folder of a run or of a saved model, or hf-hub:owner/name.
-        images: Images of any size, or folders of them.
+        images: Images of any size, folders of them, patterns such as 'photos/*.jpg', or - for paths from standard
+            input, one per line.
         top: Number of classes to print.
         json: Print one JSON document, and nothing else.
         explain: Folder for a plot of each image, as the model takes it, with the attention of the last layer.
@@ -45,11 +48,11 @@ def predict(
     """
     if top < 1 or batch_size < 1:
         raise VicinalError(f"--top and --batch-size must be at least 1, got {top} and {batch_size}")
-    source = model_folder(run)
+    check_model(run)
 
-    from vicinal.analysis.image_selection import find_image_files, read_images
+    from vicinal.data.image_files import find_image_files, read_images
 
-    files, problems = find_image_files(images)
+    files, problems = find_image_files(_paths(images))
     if not files:
         raise VicinalError("there are no images: " + "; ".join(problems or ["none was given"]))
     if explain is not None:
@@ -58,18 +61,19 @@ def predict(
     import torch
 
     from vicinal.data import Preprocessing
-    from vicinal.models import load
+    from vicinal.training.prediction import most_probable
 
-    model = load(source)
+    model, note = open_model(run)
+    if note is not None:
+        print(f"vicinal: {note}", file=sys.stderr)
     declared: Any = model.pretrained_cfg
     accelerator = torch.accelerator.current_accelerator(check_available=True) if device == "auto" else None
     model.to(accelerator or "cpu")
     preprocessing = Preprocessing.of_model(declared)
-    names = declared.get("label_names")
     documents = []
     inspection = None
     for group, tensors in read_images(files, preprocessing, batch_size, problems):
-        found = _predict(model, tensors, names, top)
+        found = most_probable(model, tensors, top)
         if explain is not None:
             inspection = _explain(model, tensors, preprocessing, group, found, explain, inspection)
         for file, predictions in zip(group, found, strict=True):
@@ -84,22 +88,10 @@ def predict(
         raise VicinalError("some images could not be read and are left out:\n  " + "\n  ".join(problems))
 
 
-def _predict(
-    model: "nn.Module", tensors: "Tensor", names: Sequence[str] | None, top: int
-) -> list[list[dict[str, Any]]]:
-    import torch
-
-    like = next(model.parameters())
-    with torch.inference_mode():
-        probabilities = model(tensors.to(like.device, like.dtype)).float().softmax(-1)
-    best = probabilities.topk(min(top, probabilities.shape[-1]))
-    return [
-        [
-            {"class": number, **({"name": names[number]} if names else {}), "probability": probability}
-            for number, probability in zip(numbers, values, strict=True)
-        ]
-        for numbers, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+def _paths(images: Sequence[str]) -> list[str]:
+    """Returns the paths, with `-` replaced by the lines of standard input."""
+    lines = [line.rstrip("\r\n") for line in sys.stdin] if "-" in images else []
+    return [path for image in images for path in (filter(None, lines) if image == "-" else [image])]
 
 
 def _name(prediction: dict[str, Any]) -> str:

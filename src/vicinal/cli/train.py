@@ -24,7 +24,7 @@ Without any flag: vit-micro on the embedded digits, in about a minute on two cor
 
 vicinal train --model vit --prior gmm --dataset cifar10 --recipe paper
 
-vicinal train --model vit-mini --prior conv --dataset folder:photos --img-size 64 --epochs 50
+vicinal train --prior conv --dataset folder:photos (an own folder: vit-mini at 64 pixels)
 
 vicinal train --resume runs/x
 

@@ -1,6 +1,7 @@
 """From a name or a folder to batches: datasets, splits, a cache of decoded images, transforms, data loading."""
 
 from vicinal.data.catalog import SETS, DatasetInfo
+from vicinal.data.data_record import DataRecord
 from vicinal.data.dataloader import Loader
 from vicinal.data.decode import decode
 from vicinal.data.image_dataset import ImageDataset, ImageSplit
@@ -14,6 +15,7 @@ from vicinal.deprecation import module_getattr
 __all__ = [
     "SETS",
     "Augmentation",
+    "DataRecord",
     "DatasetInfo",
     "ImageDataset",
     "ImageSplit",

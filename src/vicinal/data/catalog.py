@@ -8,7 +8,7 @@ from typing import Literal
 
 from vicinal.deprecation import warn_renamed
 
-__all__ = ["DIGITS", "SETS", "DatasetInfo", "HubDataset"]
+__all__ = ["DIGITS", "OWN_DATA", "SETS", "DatasetInfo", "HubDataset"]
 
 Statistics = tuple[float, ...]
 
@@ -67,6 +67,8 @@ CIFAR10 = DatasetInfo(32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), "c
 CIFAR100 = DatasetInfo(32, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), "cifar10")
 SVHN = DatasetInfo(32, (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), "svhn", flip=False)
 TINY = DatasetInfo(64, (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))
+OWN_DATA = DatasetInfo(size=64)
+"""Of a user's own data: a size at which small models learn in minutes."""
 DIGITS = DatasetInfo(8, (0.3053,), (0.3760,), "svhn", flip=False)
 """scikit-learn's 1,797 digits of 8 x 8 pixels, which need no download."""
 

@@ -96,6 +96,8 @@ def _write(split: ImageSplit, preprocessing: Preprocessing, file: Path) -> None:
     """Decodes a split into a temporary file, then renames it. If several processes write, the last file stays."""
 
     def decode_row(row: int) -> ImageArray:
+        if row in split.skipped:
+            return np.empty((0, 0, preprocessing.channels), np.uint8)
         image = cover(split.read(row), preprocessing.covered, preprocessing.interpolation, enlarge=False)
         return image_to_array(image, preprocessing.channels)
 

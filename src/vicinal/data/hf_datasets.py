@@ -14,12 +14,12 @@ from PIL import Image
 
 from vicinal.data.catalog import HubDataset
 from vicinal.data.decode import decode
-from vicinal.data.image_dataset import ImageSplit, Indices
+from vicinal.data.image_dataset import ImageSplit, Indices, OwnSplits
+from vicinal.data.split_names import SplitRole, assign_roles, known_names, split_role
 from vicinal.errors import VicinalError
 
 __all__ = ["Table", "open_hub", "open_parquet", "read_tables"]
 
-TEST_SPLITS = ("test", "validation", "valid", "val")
 IMAGE_COLUMNS = ("image", "img", "images", "picture", "pixel_values", "jpg", "png")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "category", "target", "cls")
 
@@ -55,8 +55,8 @@ def open_parquet(path: Path, cache: Path) -> dict[str, Table]:
     files: dict[str, list[Path]] = {}
     for file in found:
         split = file.stem.split("-")[0] if path.is_dir() else "train"
-        if split.isdigit():  # SPLIT/0000.parquet: the layout of the Hub's own conversions
-            split = file.parent.name
+        if split_role(split) is None and (split.isdigit() or split_role(file.parent.name)) and file.parent != path:
+            split = file.parent.name  # SPLIT/0000.parquet: the layout of the Hub's own conversions
         files.setdefault(split, []).append(file)
     try:
         loaded = _load(
@@ -115,10 +115,8 @@ def _load(*arguments: Any, **options: Any) -> Any:
     return datasets.load_dataset(*arguments, **options)
 
 
-def read_tables(
-    tables: Mapping[str, Table], where: str, known: HubDataset | None = None
-) -> tuple[ImageSplit, ImageSplit | None, list[str]]:
-    """Returns the training split, the test split if there is one, and the class names.
+def read_tables(tables: Mapping[str, Table], where: str, known: HubDataset | None = None) -> OwnSplits:
+    """Returns the splits and the class names.
 
     Args:
         tables: splits by name.
@@ -126,28 +124,42 @@ def read_tables(
         known: the splits and columns to use; inferred if None.
 
     Raises:
-        VicinalError: a split or a column is missing, or an image has no label.
+        VicinalError: a split or a column is missing, an image has no label, or it is not clear which split is which.
     """
-    if known is not None:
-        parts, test = known.train.split("+"), known.test
-        for split in (*parts, test):
-            if split not in tables:
-                raise VicinalError(f"{where} has no split {split!r}; it has {', '.join(tables)}")
-    else:
-        parts = ["train" if "train" in tables else next(iter(tables))]
-        test = next((name for name in TEST_SPLITS if name in tables and name not in parts), "")
-    features = tables[parts[0]].dataset.features
+    names = _choose_splits(tables, where, known)
+    parts = {role: name.split("+") if known else [name] for role, name in names.items()}
+    for split in (split for splits in parts.values() for split in splits):
+        if split not in tables:
+            raise VicinalError(f"{where} has no split {split!r}; it has {', '.join(tables)}")
+    training = parts["train"] if "train" in parts else [split for splits in parts.values() for split in splits]
+    features = tables[training[0]].dataset.features
     columns = (known.image, known.label) if known else _columns(features, where)
     for column in columns:
         if column not in features:
             raise VicinalError(f"{where} has no column {column!r}; it has {', '.join(features)}")
-    names = getattr(features[columns[1]], "names", None)
-    if names is None:
-        values = {value for part in parts for value in tables[part].dataset.unique(columns[1])}
-        names = [str(value) for value in sorted(values - {None, -1})]
-    training = _read([tables[part] for part in parts], "+".join(parts), columns, names, where)
-    testing = _read([tables[test]], test, columns, names, where) if test else None
-    return training, testing, list(names)
+    class_names = getattr(features[columns[1]], "names", None)
+    if class_names is None:
+        values = {value for part in training for value in tables[part].dataset.unique(columns[1])}
+        class_names = [str(value) for value in sorted(values - {None, -1})]
+    splits = {
+        role: _read([tables[part] for part in parts[role]], names[role], columns, class_names, where) for role in names
+    }
+    used = {split for splits in parts.values() for split in splits}
+    unused = [split for split in tables if split not in used]
+    return OwnSplits(splits, list(class_names), names if len(tables) > 1 or "train" not in names else {}, unused)
+
+
+def _choose_splits(tables: Mapping[str, Table], where: str, known: HubDataset | None) -> dict[SplitRole, str]:
+    """Returns the name of the split for each role; the only split is that to train on, unless its name says else."""
+    if known is not None:
+        return {"train": known.train, "test": known.test}
+    roles = assign_roles(tables, where)
+    if not roles and len(tables) > 1:
+        raise VicinalError(
+            f"{where} has the splits {', '.join(tables)}; splits must have names such as {known_names()}: which one is "
+            "to be trained on?"
+        )
+    return roles or {"train": next(iter(tables))}
 
 
 @dataclass(frozen=True)
@@ -157,15 +169,32 @@ class _Rows:
     dataset: Any
     column: str
     where: str
+    split: str
 
     def __call__(self, row: int) -> Image.Image:
         image = self.dataset.data.column(self.column)[row].as_py()
-        where = f"{self.where}, image {row}"
+        where = f"{self.where}, split {self.split}, image {row}"
         if isinstance(image, dict):  # as Datasets stores an image: the bytes of the file, or its path
             image = image["bytes"] or (image.get("path") and Path(image["path"]))
         if not image:
             raise VicinalError(f"{where} is missing")
         return decode(image, where)
+
+    def list_files(self) -> tuple[list[str], Indices]:
+        """Returns name and size in bytes of each image. Only the offsets of the column are read, not the images."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        column = self.dataset.data.column(self.column)
+        paths: list[str | None] = [None] * len(column)
+        if pa.types.is_struct(column.type):
+            paths = pc.struct_field(column, "path").to_pylist()
+            column = pc.struct_field(column, "bytes")
+        names = [Path(path).name if path else f"image {row}" for row, path in enumerate(paths)]
+        if len(set(names)) < len(names):
+            names = [f"{name}, image {row}" for row, name in enumerate(names)]
+        sizes = pc.fill_null(pc.binary_length(column), 0).to_numpy()
+        return [f"{self.split}/{name}" for name in names], sizes.astype(np.int64)
 
 
 def _read(tables: list[Table], split: str, columns: tuple[str, str], names: list[str], where: str) -> ImageSplit:
@@ -181,7 +210,8 @@ def _read(tables: list[Table], split: str, columns: tuple[str, str], names: list
     dataset = datasets[0] if len(datasets) == 1 else concatenate_datasets(datasets)
     labels = _class_indices(dataset, label, names, f"{where}, split {split}")
     version = hashlib.sha256("\n".join([image, *(table.version for table in tables)]).encode()).hexdigest()[:16]
-    return ImageSplit.of_split(labels, _Rows(dataset, image, f"{where}, split {split}"), f"{split}-{version}")
+    rows = _Rows(dataset, image, where, split)
+    return ImageSplit.of_split(labels, rows, f"{split}-{version}", rows.list_files)
 
 
 def _class_indices(dataset: Any, column: str, names: list[str], where: str) -> Indices:

@@ -8,30 +8,32 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vicinal.data.catalog import DIGITS, SETS, DatasetInfo
+from vicinal.data.catalog import DIGITS, OWN_DATA, SETS
 from vicinal.data.hf_datasets import open_hub, open_parquet, read_tables
-from vicinal.data.image_dataset import ImageDataset, ImageSplit
+from vicinal.data.image_dataset import ImageDataset, ImageSplit, OwnSplits
 from vicinal.data.image_folder import open_folder
 from vicinal.data.splits import hold_out
+from vicinal.data.unreadable import without_unreadable
 from vicinal.errors import VicinalError, unknown_name
 
-__all__ = ["SPELLINGS", "cache_folder", "open_dataset"]
+__all__ = ["SPELLINGS", "cache_folder", "divide", "open_dataset", "open_own_splits"]
 
 SPELLINGS = {
-    "folder:PATH": "a folder with a subfolder of images for each class, or with such folders named train and test",
+    "folder:PATH": "a folder with a subfolder of images for each class, or such folders in train, val and test",
     "parquet:PATH": "a folder of SPLIT-*.parquet files in the layout of the Hub, or one such file",
     "hub:ID, hub:ID@CONFIG": "any dataset of labeled images on the Hugging Face Hub",
 }
 TEST_FRACTION, TEST_SEED = 0.2, 0  # independent of a run's seed: all runs share one test split
 
-Opened = tuple[ImageSplit, ImageSplit | None, list[str]]
-"""Training split, test split if there is one, class names."""
 
+def open_dataset(
+    name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None, skip_unreadable: bool = False
+) -> ImageDataset:
+    """Returns a dataset with training, validation and test images.
 
-def open_dataset(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> ImageDataset:
-    """Returns a dataset with a training and a test split.
-
-    A dataset without a test split has a fifth of its images held out, the same for every run.
+    The splits are those of the dataset itself. Without a validation split, `split` holds validation images out of the
+    training split. With neither a validation nor a test split, a fifth of the images is the test split, the same for
+    every run. With a validation split only, the test split is empty.
 
     >>> from vicinal.data import open_dataset
     >>> digits = open_dataset("digits")
@@ -42,30 +44,68 @@ def open_dataset(name: str, *, data_dir: Path | None = None, cache_dir: Path | N
         name: one of `vicinal datasets`, or `folder:PATH`, `parquet:PATH`, `hub:ID`, `hub:ID@CONFIG`.
         data_dir: for a named dataset, a Parquet copy to read in place of the Hub.
         cache_dir: folder for the files that Hugging Face Datasets makes of Parquet files; see `cache_folder`.
+        skip_unreadable: read all images, and leave out those that cannot be read.
 
     Raises:
         VicinalError: the name is unknown, the files cannot be read, or the dataset has too few classes or images.
+    """
+    own = open_own_splits(name, data_dir=data_dir, cache_dir=cache_dir)
+    return divide(name, without_unreadable(own, cache_folder(cache_dir)) if skip_unreadable else own)
+
+
+def divide(name: str, own: OwnSplits) -> ImageDataset:
+    """Returns the dataset of some splits: without a test and a validation split, a fifth is held out for testing.
+
+    Args:
+        name: name that `open_own_splits` opened.
+        own: its splits.
+
+    Raises:
+        VicinalError: there is no training split, or there are too few classes or images.
+    """
+    if len(own.class_names) < 2:
+        raise VicinalError(f"{name} must have at least two classes, got {', '.join(own.class_names) or 'none'}")
+    if "train" not in own.splits:
+        known = " and ".join(own.names.values())
+        raise VicinalError(
+            f"{name} has no training split, only {known}; add one that is named train, or rename the split that is to "
+            "be trained on"
+        )
+    train, val, test = own.splits["train"], own.splits.get("val"), own.splits.get("test")
+    if test is None:
+        left, held = hold_out(train.labels, TEST_FRACTION if val is None else 0, TEST_SEED)
+        train, test = train.take(left), train.take(held)
+    if not len(train) or not len(val or test):
+        raise VicinalError(f"{name} has too few images: {len(train)} for training, {len(val or test)} for testing")
+    info, channels = OWN_DATA, 3
+    if name == "digits":
+        info, channels = DIGITS, 1
+    elif name in SETS:
+        info = SETS[name].info
+    return ImageDataset(name, train, test, own.class_names, info, channels, val, own)
+
+
+def open_own_splits(name: str, *, data_dir: Path | None = None, cache_dir: Path | None = None) -> OwnSplits:
+    """Returns the splits that a dataset comes with; there need not be a training split.
+
+    Args:
+        name: as in `open_dataset`; so are the other arguments.
+        data_dir: a Parquet copy of a named dataset.
+        cache_dir: the cache folder.
+
+    Raises:
+        VicinalError: the name is unknown, or the files cannot be read.
     """
     if data_dir is not None and name not in SETS:
         raise VicinalError(
             f"data_dir (--data-dir) must come with one of {', '.join(SETS)}, got {name!r}; parquet:{data_dir} opens "
             "that folder"
         )
-    info, channels = DatasetInfo(), 3
     if name == "digits":
-        (train, test, class_names), info, channels = _open_digits(), DIGITS, 1
-    elif name in SETS:
-        (train, test, class_names), info = _open_named(name, data_dir, cache_dir), SETS[name].info
-    else:
-        train, test, class_names = _open_by_prefix(name, cache_dir)
-    if len(class_names) < 2:
-        raise VicinalError(f"{name} must have at least two classes, got {', '.join(class_names) or 'none'}")
-    if test is None:
-        left, held = hold_out(train.labels, TEST_FRACTION, TEST_SEED)
-        train, test = train.take(left), train.take(held)
-    if not len(train) or not len(test):
-        raise VicinalError(f"{name} has too few images: {len(train)} for training, {len(test)} for testing")
-    return ImageDataset(name, train, test, class_names, info, channels)
+        return _open_digits()
+    if name in SETS:
+        return _open_named(name, data_dir, cache_dir)
+    return _open_by_prefix(name, cache_dir)
 
 
 def cache_folder(given: Path | None = None) -> Path:
@@ -87,34 +127,31 @@ class _Digits:
         return Image.fromarray(self.pixels[row])
 
 
-def _open_digits() -> Opened:
+def _open_digits() -> OwnSplits:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    return (
-        ImageSplit.of_split(digits.target.astype(np.int64), _Digits(pixels), "digits"),
-        None,
-        [str(name) for name in digits.target_names],
-    )
+    split = ImageSplit.of_split(digits.target.astype(np.int64), _Digits(pixels), "digits")
+    return OwnSplits({"train": split}, [str(name) for name in digits.target_names])
 
 
-def _open_named(name: str, data_dir: Path | None, cache_dir: Path | None) -> Opened:
+def _open_named(name: str, data_dir: Path | None, cache_dir: Path | None) -> OwnSplits:
     known = SETS[name]
     if data_dir is None:
         return read_tables(open_hub(known.id, known.config), known.id, known)
     inner = data_dir / (known.config or "")  # a copy of the whole repository has a folder for each config
     tables = open_parquet(inner if inner.is_dir() else data_dir, cache_folder(cache_dir))
-    train, test, class_names = read_tables(tables, str(data_dir), known)
-    if len(class_names) != known.classes:
+    own = read_tables(tables, str(data_dir), known)
+    if len(own.class_names) != known.classes:
         raise VicinalError(
-            f"{data_dir} must have the {known.classes} classes of {name}, got {len(class_names)}; it may be a copy of "
-            "another dataset"
+            f"{data_dir} must have the {known.classes} classes of {name}, got {len(own.class_names)}; it may be a copy "
+            "of another dataset"
         )
-    return train, test, class_names
+    return own
 
 
-def _open_by_prefix(name: str, cache_dir: Path | None) -> Opened:
+def _open_by_prefix(name: str, cache_dir: Path | None) -> OwnSplits:
     kind, _, rest = name.partition(":")
     if kind in ("folder", "parquet", "hub") and not rest:
         spelling = next(spelling for spelling in SPELLINGS if spelling.startswith(kind))

@@ -18,13 +18,17 @@ class Splits:
 
     train: ImageSplit
     val: ImageSplit
-    """Empty for `val_size=0`."""
+    """Empty for `val_size=0`, unless the dataset has a validation split of its own."""
     test: ImageSplit
+    """Empty for a dataset with a validation split and no test split of its own."""
 
 
 @renamed_parameters(source="dataset")
 def split(dataset: ImageDataset, *, val_size: float = 0.1, train_size: int | None = None, seed: int = 0) -> Splits:
-    """Holds validation images out of the training split, stratified; the test split stays unchanged.
+    """Returns the training, validation and test images of a run.
+
+    A validation split of the dataset's own is used whole, otherwise validation images are held out of the training
+    split, stratified. The test split stays unchanged.
 
     >>> from vicinal.data import open_dataset, split
     >>> splits = split(open_dataset("digits"), val_size=0.1, train_size=500, seed=0)
@@ -33,20 +37,18 @@ def split(dataset: ImageDataset, *, val_size: float = 0.1, train_size: int | Non
 
     Args:
         dataset: as `open_dataset` returns it.
-        val_size: images to hold out: a fraction below 1, or a number of images; 0 for none.
+        val_size: images to hold out: a fraction below 1, or a number of images; 0 for none. Not used for a dataset with
+            a validation split of its own.
         train_size: number of training images, drawn from those that remain; all by default.
         seed: determines which images are drawn.
-
-    Returns:
-        The three splits.
 
     Raises:
         VicinalError: a size is out of range.
     """
-    left, held = hold_out(dataset.train.labels, val_size, seed)
+    left, held = hold_out(dataset.train.labels, val_size if dataset.val is None else 0, seed)
     if train_size is not None:
         left = left[subset(dataset.train.labels[left], train_size, seed)]
-    return Splits(dataset.train.take(left), dataset.train.take(held), dataset.test)
+    return Splits(dataset.train.take(left), dataset.val or dataset.train.take(held), dataset.test)
 
 
 def hold_out(labels: Indices, size: float, seed: int) -> tuple[Indices, Indices]:

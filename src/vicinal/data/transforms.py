@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vicinal.data.auto_augment import ArrayAutoAugment
 from vicinal.data.image_array import ImageArray, array_to_image, image_to_array
+from vicinal.data.rand_augment import ArrayColorJitter, ArrayRandAugment, check_rand_augment
 from vicinal.deprecation import renamed_parameters
 from vicinal.errors import VicinalError, unknown_name
 
@@ -123,6 +124,10 @@ class Augmentation:
     """Random horizontal flips, with probability 0.5."""
     auto_augment: Literal["cifar10", "svhn", "imagenet"] | None = None
     """AutoAugment's policy (Cubuk et al. 2019)."""
+    rand_augment: str | None = None
+    """RandAugment (Cubuk et al. 2020) in timm's notation, such as `rand-m9-n2-mstd0.5-inc1`."""
+    color_jitter: float = 0.0
+    """Random factors of brightness, contrast and saturation are from `1 - color_jitter` to `1 + color_jitter`."""
     erasing: float = 0.0
     """Probability of random erasing, which sets a box to a constant (Zhong et al. 2020)."""
     padding: int | None = None
@@ -138,6 +143,12 @@ class Augmentation:
     def __post_init__(self) -> None:
         if self.auto_augment not in (None, "cifar10", "svhn", "imagenet"):
             raise unknown_name("auto_augment", str(self.auto_augment), ("cifar10", "svhn", "imagenet"))
+        if self.rand_augment is not None:
+            check_rand_augment(self.rand_augment)
+            if self.auto_augment is not None:
+                raise VicinalError("rand_augment and auto_augment exclude each other: leave one of them out")
+        if not 0 <= self.color_jitter <= 1:
+            raise VicinalError(f"color_jitter must be from 0 to 1, got {self.color_jitter}")
         if not 0 <= self.erasing <= 1:
             raise VicinalError(f"erasing must be from 0 to 1, got {self.erasing}")
         if self.padding is not None and self.padding < 0:
@@ -198,7 +209,7 @@ def evaluation_tensor(image: Image.Image, preprocessing: Preprocessing) -> Tenso
 
 
 class Augmenter:
-    """Augments images; draws from the global generators of `random` and torch.
+    """Augments images; draws from the global generators of `random`, NumPy and torch.
 
     Args:
         preprocessing: size of the model's input.
@@ -210,10 +221,14 @@ class Augmenter:
         self.size = preprocessing.height, preprocessing.width
         as_reference = augmentation.fill == "reference"
         self.resized_crop = RandomResizedCropAndInterpolation(self.size, interpolation=preprocessing.interpolation)
-        self.policy = None
+        self.policy: ArrayAutoAugment | ArrayRandAugment | None = None
+        fill = [round(255 * value) for value in preprocessing.mean]
         if augmentation.auto_augment is not None:
             fill = [GRAY if as_reference else round(255 * value) for value in preprocessing.mean]
             self.policy = ArrayAutoAugment(augmentation.auto_augment, fill)
+        elif augmentation.rand_augment is not None:
+            self.policy = ArrayRandAugment(augmentation.rand_augment, self.size, fill)
+        self.color_jitter = ArrayColorJitter(augmentation.color_jitter) if augmentation.color_jitter else None
         self.erasing = RandomErasing(
             augmentation.erasing,
             max_area=augmentation.erasing_area,
@@ -234,8 +249,9 @@ class Augmenter:
             array = image_to_array(self.resized_crop(array_to_image(array)), self.preprocessing.channels)
         if self.augmentation.flip and random.random() < 0.5:
             array = array[:, ::-1]
-        if self.policy is not None:
-            array = self.policy(array)
+        for operation in (self.policy, self.color_jitter):
+            if operation is not None:
+                array = operation(array)
         return array
 
     def erase(self, image: Tensor) -> None:

@@ -20,7 +20,7 @@ from vicinal.models.prior_config import Priors, attach_priors, current_priors
 from vicinal.models.resize import resize
 from vicinal.models.save import CONFIG, PREPROCESSING, WEIGHTS, shape_differences, without_weight_source
 
-__all__ = ["load"]
+__all__ = ["fill_model", "load"]
 
 # Arguments with which timm.create_model opens other files.
 FORBIDDEN_ARGUMENTS = {
@@ -34,7 +34,7 @@ FORBIDDEN_ARGUMENTS = {
 
 
 def load(source: str | Path, *, img_size: ImageSize | None = None, rescale: bool = True) -> nn.Module:
-    """Returns a saved model in evaluation mode; call `model.train()` to continue training.
+    """Returns a saved model in evaluation mode. `vicinal.load` also takes the folder of a run.
 
     >>> import tempfile, torch, vicinal
     >>> model = vicinal.create_model("vit-micro", prior="gmm", img_size=32).eval()
@@ -54,8 +54,30 @@ def load(source: str | Path, *, img_size: ImageSize | None = None, rescale: bool
         VicinalError: files are missing, damaged or do not fit each other.
     """
     config_file, weights_file = _fetch(str(source)) if str(source).startswith("hf-hub:") else _local(Path(source))
+    return fill_model(config_file, _read_weights(weights_file), weights_file, img_size=img_size, rescale=rescale)
+
+
+def fill_model(
+    config_file: Path,
+    weights: Mapping[str, Tensor],
+    weights_file: Path,
+    *,
+    img_size: ImageSize | None = None,
+    rescale: bool = True,
+) -> nn.Module:
+    """Returns the model that a config.json describes, with weights that were read before, in evaluation mode.
+
+    Args:
+        config_file: as `save` or `save_config` wrote it.
+        weights: state dict of the model.
+        weights_file: where the weights are from, for error messages.
+        img_size: as in `load`.
+        rescale: as in `resize`.
+
+    Raises:
+        VicinalError: the config is damaged, or the weights do not fit it.
+    """
     config = _read_config(config_file)
-    weights = _read_weights(weights_file)
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
         model = _rebuild(config, config_file, weights)
     _fill(model, weights, weights_file)

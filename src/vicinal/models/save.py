@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from timm.models import push_to_hf_hub, save_for_hf
+from timm.models._hub import save_config_for_hf
 from torch import nn
 
 from vicinal.attachment import get_priors
@@ -23,7 +24,16 @@ from vicinal.inspection.model_runner import unwrapped
 from vicinal.models.factory import make_timm_model
 from vicinal.models.model_config import channel_statistics
 
-__all__ = ["CONFIG", "PREPROCESSING", "WEIGHTS", "push_to_hub", "save", "shape_differences", "without_weight_source"]
+__all__ = [
+    "CONFIG",
+    "PREPROCESSING",
+    "WEIGHTS",
+    "push_to_hub",
+    "save",
+    "save_config",
+    "shape_differences",
+    "without_weight_source",
+]
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PREPROCESSING = ("mean", "std", "interpolation", "crop_pct", "crop_mode")
@@ -73,6 +83,28 @@ def save(
         for name in (WEIGHTS, CONFIG):  # each file is written atomically
             replace_file(Path(temporary, name), folder / name)
     return folder
+
+
+def save_config(
+    model: nn.Module, file: Path, *, class_names: Sequence[str] | None = None, preprocessing: Mapping[str, Any] | None
+) -> None:
+    """Writes the config.json of a model without its weights, for weights that are stored elsewhere.
+
+    Args:
+        model: as for `save`.
+        file: the file; its folder is created.
+        class_names: as for `save`.
+        preprocessing: as for `save`.
+
+    Raises:
+        VicinalError: the model cannot be described by a config.
+    """
+    model = unwrapped(model)
+    config, arguments = _describe(model, class_names, preprocessing, None)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".writing-{file.name}")
+    save_config_for_hf(model, temporary, model_config=config, model_args=arguments)
+    replace_file(temporary, file)
 
 
 def push_to_hub(

@@ -9,20 +9,18 @@ import yaml
 
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.config_error import ConfigError
+from vicinal.training.config_file import FORMAT, read_fields
 from vicinal.training.config_ranges import RANGES
 from vicinal.training.model_path import is_weights_file
-from vicinal.training.recipes import DEFAULT_RECIPE, RECIPES
+from vicinal.training.recipes import RECIPES
 from vicinal.typed_value import choices, convert_value
 
-__all__ = ["DEFAULT_MODEL", "FIELD_GROUPS", "FORMAT", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
+__all__ = ["DEFAULT_MODEL", "FIELD_GROUPS", "RESUME_FIELDS", "ConfigError", "TrainConfig", "recipe"]
 
-DEFAULT_MODEL = "vit-micro"
+DEFAULT_MODEL, OWN_DATA_MODEL = "vit-micro", "vit-mini"
 
-FORMAT = 2
-"""Version of the rules of training, `format` in config.yaml. Files without it are of version 1."""
-
-RESUME_FIELDS = {"data_dir", "cache_dir", "workers", "out", "checkpoint_minutes", "track"}
-"""Fields that can change when a run is resumed, because the result does not depend on them."""
+RESUME_FIELDS = {"dataset", "data_dir", "cache_dir", "workers", "out", "checkpoint_minutes", "track"}
+"""Fields that can change when a run is resumed, because the result does not depend on them, if the data is the same."""
 
 FIELD_GROUPS = {
     "model": "model",
@@ -50,14 +48,15 @@ class TrainConfig:
 
     # Model
     model: str | None = None
-    """A name from `vicinal models`, or any timm model; vit-micro by default."""
+    """A name from `vicinal models`, or any timm model; by default vit-micro, for own data (folder:PATH) vit-mini."""
     prior: str = "none"
     """Spatial prior, such as gmm or gmm:kernels=3+gab; `vicinal priors` lists them."""
     pool: Literal["token", "avg", "paper"] | None = None
     """Pooling: class token; average over patches; or paper, the class token in a ViT. The model's default if not given.
     A prior does not change it."""
     img_size: tuple[int, ...] = ()
-    """Image size in pixels: one number, or height and width; the dataset's size by default."""
+    """Image size in pixels: one number, or height and width; the dataset's size by default. Own data has 64, and with a
+    timm model the model's own size."""
     patch_size: int | None = None
     """Patch size in pixels; the model's default if not given."""
     drop_path: float = 0.0
@@ -77,10 +76,13 @@ class TrainConfig:
     """Folder with a Parquet copy of the dataset; the Hub is used by default."""
     cache_dir: Path | None = None
     """Cache folder for decoded images; ~/.cache/vicinal by default."""
+    skip_unreadable: bool = False
+    """Leave out images that cannot be read, and list them in the run folder; they are an error by default."""
     train_size: int | None = None
     """Number of training images, stratified by class; by default all that are not held out for validation."""
     val_size: float = 0.1
-    """Training images held out for validation: a fraction below 1, or a number of images; 0 for none."""
+    """Training images held out for validation, unless the dataset has a validation split: a fraction below 1, or a
+    number of images; 0 for none."""
     balance: Literal["none", "weights", "sampling"] = "none"
     """Make rare classes count as much as frequent ones: weights in the loss, or their images drawn more often."""
 
@@ -93,6 +95,10 @@ class TrainConfig:
     """Random horizontal flip; by default for datasets whose classes allow it (not for digits and SVHN)."""
     auto_augment: bool = False
     """AutoAugment with the policy for the dataset."""
+    rand_augment: str | None = None
+    """RandAugment in timm's notation, such as rand-m9-n2-mstd0.5-inc1, in place of AutoAugment."""
+    color_jitter: float = 0.0
+    """Largest random change of brightness, contrast and saturation, from 0 to 1."""
     erasing: float = 0.0
     """Probability of random erasing."""
     erasing_area: float = 0.4
@@ -167,7 +173,7 @@ class TrainConfig:
 
     # Output
     out: Path | None = None
-    """Run folder; runs/MODEL-PRIOR-DATASET-sSEED by default. Must not exist yet."""
+    """Run folder, which must not exist yet; by default runs/MODEL-PRIOR-DATASET-sSEED, with a number if that exists."""
     track: Literal["tensorboard", "wandb", "mlflow", "none"] = "tensorboard"
     """Tracker that metrics are logged to, besides metrics.csv; wandb and mlflow are packages to be installed."""
     checkpoint_minutes: float = 10.0
@@ -210,12 +216,27 @@ class TrainConfig:
         return self.epochs / 10 if self.warmup is None else self.warmup
 
     @property
+    def own_data(self) -> bool:
+        """Whether the dataset is not one of the named ones."""
+        return ":" in self.dataset
+
+    @property
+    def model_name(self) -> str:
+        """The model: `model`, or the default for the dataset."""
+        return self.model or (OWN_DATA_MODEL if self.own_data else DEFAULT_MODEL)
+
+    @property
     def folder(self) -> Path:
-        """The run folder: `out`, or a name made of model, prior, dataset and seed."""
+        """The run folder: `out`, or a name made of model, prior, dataset and seed, which an earlier run can have."""
         if self.out is not None:
             return self.out
-        model = self.model or (Path(self.init_from).name if self.init_from else DEFAULT_MODEL)
-        parts = [model, *([] if self.prior == "none" else [self.prior]), self.dataset.split("/")[-1], f"s{self.seed}"]
+        model = Path(self.init_from).name if self.init_from else self.model_name
+        parts = [
+            model,
+            *([] if self.prior == "none" else [self.prior]),
+            self.dataset.replace(":", "/").split("/")[-1],
+            f"s{self.seed}",
+        ]
         return Path("runs") / "".join(c if c.isalnum() or c in "-_.=+" else "-" for c in "-".join(parts))
 
     def to_yaml(self) -> str:
@@ -237,25 +258,7 @@ class TrainConfig:
         Raises:
             VicinalError: if the file cannot be read, is not YAML, or has unknown fields or unusable values.
         """
-        try:
-            values = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise VicinalError(f"cannot read {file}: {error.strerror}") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise VicinalError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(values, dict):
-            raise VicinalError(f"{file} has no fields; expected lines such as 'model: vit'")
-        name, version = values.pop("recipe", DEFAULT_RECIPE), values.pop("format", 1)
-        if version not in (1, FORMAT):
-            raise VicinalError(f"{file}: format must be 1 or {FORMAT}, got {version!r}; a later version wrote it")
-        if stored and version == 1 and (values.get("warmup") or 0) >= values["epochs"]:
-            values["warmup"] = None
-        if version == 1 and "pool" in values and values["pool"] is None:
-            values["pool"] = "paper"  # the default of all models before vit-mini and vit-micro got the mean
-        if isinstance(values.get("prior"), str):
-            from vicinal.priors.spec import current_spec
-
-            values["prior"] = current_spec(values["prior"])  # old files may have old spellings
+        name, values = read_fields(Path(file), stored=stored)
         try:
             return recipe(name, **values)
         except VicinalError as error:

@@ -9,6 +9,7 @@ RANGES: dict[str, tuple[float, float, str]] = {
     "drop_path": (0, 0.99, "a probability from 0 to below 1"),
     "train_size": (1, math.inf, "a number of images, at least 1"),
     "val_size": (0, math.inf, "a fraction below 1 or a number of images"),
+    "color_jitter": (0, 1, "a number from 0 to 1"),
     "crop_padding": (0, math.inf, "a number of pixels, at least 0"),
     "erasing": (0, 1, "a probability from 0 to 1"),
     "erasing_area": (0.02, 1, "a fraction from 0.02 to 1"),

@@ -27,6 +27,8 @@ def describe_environment(device: torch.device, processes: int, seed: int) -> dic
     """
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "pid": os.getpid(),
         "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "vicinal"), *sys.argv[1:]]),
         "seed": seed,
         "device": str(device),

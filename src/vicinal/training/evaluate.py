@@ -1,6 +1,7 @@
 """Evaluation of a classifier on a split. Processes exchange sums, so the result is exact for any number of them."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -8,8 +9,10 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 
-from vicinal.data import Loader, Preprocessing, TransformedImages, open_dataset, split
+from vicinal.data import Loader, Preprocessing, TransformedImages
 from vicinal.errors import VicinalError
+from vicinal.training.evaluation_data import open_evaluation_data
+from vicinal.training.model_path import open_model
 from vicinal.training.run_folder import Run
 from vicinal.training.setup import reset_accelerator
 
@@ -43,37 +46,45 @@ class Evaluation:
 
 
 def evaluate_split(
-    run: Run, name: Literal["train", "val", "test"], *, batch_size: int = 128, device: str = "auto"
+    run: Run,
+    name: Literal["train", "val", "test"],
+    *,
+    dataset: str | None = None,
+    data_dir: Path | None = None,
+    batch_size: int = 128,
+    device: str = "auto",
+    notes: list[str] | None = None,
 ) -> tuple[Evaluation, list[str]]:
-    """Evaluates a finished run on one of its splits, without augmentation.
+    """Evaluates a run on one of its splits, or on other data, without augmentation.
 
     Args:
-        run: a finished run.
+        run: a run; of one that is not finished, the last checkpoint is evaluated.
         name: of the split.
+        dataset: where the run's data is now, or other data, see `open_evaluation_data`.
+        data_dir: folder of a Parquet copy of a named dataset; by default that of the run.
         batch_size: number of images in a batch.
         device: `cpu`, or `auto` for a GPU if there is one.
+        notes: sentences about an unfinished run and about other data are appended to this list.
 
     Returns:
         The metrics, and the names of the classes.
 
     Raises:
-        VicinalError: if the run is not finished, the split is empty, or the dataset has other classes than in training.
+        VicinalError: if the run has no checkpoint, the split is empty, or the data of the run changed.
     """
     if batch_size < 1:
         raise VicinalError(f"batch_size must be a number of images, at least 1, got {batch_size}")
-    config, model = run.config, run.model()
-    source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
-    samples = getattr(split(source, val_size=config.val_size, train_size=config.train_size, seed=config.seed), name)
-    if not len(samples):
-        raise VicinalError(f"{run.folder} has no {name} images; it was trained with val_size 0")
+    model, note = open_model(run.folder)
     pretrained_cfg: Any = model.pretrained_cfg
-    if source.class_names != pretrained_cfg["label_names"]:
-        raise VicinalError(f"the classes of {config.dataset} are not those that {run.folder} was trained on")
-    images = TransformedImages(samples, Preprocessing.of_model(pretrained_cfg), cache_dir=config.cache_dir)
+    class_names: list[str] = pretrained_cfg["label_names"]
+    data = open_evaluation_data(run, name, class_names, dataset, data_dir)
+    if notes is not None:
+        notes += [*([] if note is None else [note]), *data.notes(dataset or run.config.dataset, run)]
+    images = TransformedImages(data.images, Preprocessing.of_model(pretrained_cfg), cache_dir=run.config.cache_dir)
     loader = Loader(images, batch_size=batch_size, shuffle=False)
     accelerator = reset_accelerator(device == "cpu")
     model.to(accelerator.device)
-    return evaluate(model, loader, len(source.class_names), accelerator), source.class_names
+    return evaluate(model, loader, len(class_names), accelerator), class_names
 
 
 @torch.inference_mode()

@@ -3,6 +3,8 @@
 import csv
 import itertools
 import json
+import os
+import platform
 import shutil
 import uuid
 from collections.abc import Mapping
@@ -12,15 +14,17 @@ from typing import Any
 import yaml
 from torch import nn
 
+from vicinal.data import DataRecord
+from vicinal.data.data_record import DATA_FILE, SKIPPED_FILE
 from vicinal.errors import VicinalError
 from vicinal.files import write_json, write_text
-from vicinal.models import load
-from vicinal.training.config import FORMAT, TrainConfig
-from vicinal.training.failure import read_failure
-from vicinal.training.model_path import model_folder, no_such_run
-from vicinal.training.prior_history import PriorHistory, read_history
+from vicinal.training.config import ConfigError, TrainConfig
+from vicinal.training.config_file import FORMAT
+from vicinal.training.failure import FAILURE_FILE, read_failure
+from vicinal.training.model_path import MODEL_CONFIG, load, no_such_run
+from vicinal.training.prior_history import PRIORS_FILE, PriorHistory, read_history
 
-__all__ = ["METRICS_FILE", "RESULTS_FILE", "Run"]
+__all__ = ["METRICS_FILE", "RESULTS_FILE", "Run", "with_absolute_paths"]
 
 CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
 METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
@@ -28,6 +32,19 @@ CHANGED_RULES = (
     "the learning rate reaches lr after the warm-up, the last partial batch of an epoch is kept, the moving average "
     "has no warm-up, and all of a prior and of relative positions is undecayed"
 )
+FIRST_FILES = {
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    DATA_FILE,
+    SKIPPED_FILE,
+    PRIORS_FILE,
+    MODEL_CONFIG,
+    "checkpoints",
+    FAILURE_FILE,
+    "tensorboard",
+}
+"""Files that a run can have before its first checkpoint."""
 
 
 class Run:
@@ -54,37 +71,40 @@ class Run:
             raise VicinalError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
 
     @classmethod
-    def create(cls, config: TrainConfig, environment: Mapping[str, Any]) -> "Run":
-        """Creates the run folder with config.yaml and environment.json in it, atomically. Returns the run.
+    def create(cls, config: TrainConfig, environment: Mapping[str, Any], data: DataRecord | None = None) -> "Run":
+        """Creates the run folder with its configuration, environment and data record, atomically. Returns the run.
 
         Args:
-            config: of the run; its `folder` is created.
+            config: of the run. Its paths are stored as absolute ones. Without `out`, the folder gets a number if that
+                of the default name exists. The folder of a run that died before its first checkpoint is replaced.
             environment: what `describe_environment` returned.
+            data: the images of the run, for `check_data`.
 
         Raises:
-            VicinalError: if the folder exists.
+            VicinalError: if `out` exists.
         """
         folder = config.folder
-        cls.check_free(folder)
+        if config.out is not None:
+            cls.check_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = folder.with_name(f".starting-{uuid.uuid4().hex}")
         try:
             temporary.mkdir()
-            write_text(temporary / CONFIG_FILE, config.to_yaml())
+            write_text(temporary / CONFIG_FILE, with_absolute_paths(config).to_yaml())
+            if data is not None:
+                data.write(temporary)
             write_json(temporary / ENVIRONMENT_FILE, {**environment, "resumed": []})
-            temporary.rename(folder)
-        except OSError:
+            folder = _rename_to_free(temporary, folder, numbered=config.out is None)
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            cls.check_free(folder)  # another process can have created it after the first check
-            raise
         return cls(folder)
 
     @staticmethod
     def check_free(folder: Path) -> None:
-        """Raises VicinalError if the folder exists."""
-        if folder.exists():
-            can_resume = (folder / CONFIG_FILE).is_file() and read_failure(folder) is None
-            advice = f"`vicinal train --resume {folder}` continues it, or " if can_resume else ""
+        """Raises VicinalError if the folder exists and is not that of a run that died before its first checkpoint."""
+        if folder.exists() and not _is_abandoned(folder):
+            is_run = (folder / CONFIG_FILE).is_file() and read_failure(folder) is None
+            advice = f"`vicinal train --resume {folder}` continues it, or " if is_run else ""
             raise VicinalError(f"{folder} exists already; {advice}give another name with --out")
 
     @property
@@ -108,6 +128,11 @@ class Run:
                 f"{CHANGED_RULES}. Start it anew with `vicinal train --config {self.folder / CONFIG_FILE} --out "
                 f"{self.folder}-{number}`"
             )
+
+    @property
+    def data(self) -> DataRecord | None:
+        """The images that the run was started with; None if it was started by version 0.1.0."""
+        return DataRecord.read(self.folder)
 
     @property
     def metrics(self) -> list[dict[str, float | None]]:
@@ -146,18 +171,95 @@ class Run:
         return read_failure(self.folder)
 
     def model(self) -> nn.Module:
-        """Returns the trained model in evaluation mode.
+        """Returns the trained model in evaluation mode; that of the last checkpoint, with a warning, if not finished.
 
         Raises:
-            VicinalError: if the run is not finished.
+            VicinalError: if the run has neither a model nor a checkpoint.
         """
-        return load(model_folder(str(self.folder)))
+        return load(self.folder)
 
-    def note_resumed(self, environment: Mapping[str, Any]) -> None:
-        """Appends an environment to the list `resumed` of environment.json.
+    def check_data(self, data: DataRecord, dataset: str) -> None:
+        """Raises ConfigError that names the differences if data are not those that the run was started with.
+
+        Args:
+            data: the images to compare.
+            dataset: where they are, for the message.
+        """
+        before = self.data
+        difference = before.difference(data) if before is not None else None
+        if difference is not None:
+            raise ConfigError(
+                "dataset",
+                f"must be the data that {self.folder} was started with, got {dataset} with {difference}; restore these "
+                "images, or start another run",
+            )
+
+    def note_resumed(self, environment: Mapping[str, Any], config: TrainConfig) -> None:
+        """Appends an environment to the list `resumed` of environment.json, and stores where the data is now.
 
         Args:
             environment: what `describe_environment` returned.
+            config: that the run is resumed with.
         """
-        before = self.environment
+        before, place = self.environment, with_absolute_paths(config)
+        moved = self.config.changed(dataset=place.dataset, data_dir=place.data_dir)
+        if moved != self.config:
+            write_text(self.folder / CONFIG_FILE, moved.to_yaml())
         write_json(self.folder / ENVIRONMENT_FILE, {**before, "resumed": [*before["resumed"], environment]})
+
+
+def _rename_to_free(temporary: Path, folder: Path, *, numbered: bool) -> Path:
+    """Renames a folder to `folder`, or to `folder-2` and so on if that exists and `numbered`. Returns the new name."""
+    for number in itertools.count(1):
+        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        if _is_abandoned(candidate):
+            shutil.rmtree(candidate)
+        if not candidate.exists():
+            try:
+                return temporary.rename(candidate)
+            except OSError:
+                if not candidate.exists():  # else another process created it after the check
+                    raise
+        if not numbered:
+            Run.check_free(candidate)
+    raise AssertionError
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Returns whether a folder is that of a run that ended before its first checkpoint, without other files in it."""
+    if not (folder / CONFIG_FILE).is_file() or any(folder.glob("checkpoints/step-*")):
+        return False
+    if not {file.name for file in folder.iterdir()} <= FIRST_FILES:
+        return False
+    environment = Run(folder).environment
+    last = [environment, *environment["resumed"]][-1]
+    return last.get("host") == platform.node() and not _is_running(last.get("pid"))
+
+
+def _is_running(pid: Any) -> bool:
+    """Returns whether another process has a number; True if that is not known."""
+    if pid == os.getpid():
+        return False  # training in this process ended before
+    if os.name != "posix" or not isinstance(pid, int):
+        return True
+    try:
+        os.kill(pid, 0)  # sends no signal
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def with_absolute_paths(config: TrainConfig) -> TrainConfig:
+    """Returns a configuration that means the same in every working folder; `out` stays as it is."""
+    kind, separator, path = config.dataset.partition(":")
+    changes: dict[str, Any] = {}
+    if kind in ("folder", "parquet") and separator:
+        changes["dataset"] = f"{kind}:{Path(path).expanduser().absolute()}"
+    for name in ("data_dir", "cache_dir"):
+        if (value := getattr(config, name)) is not None:
+            changes[name] = value.expanduser().absolute()
+    if config.init_from is not None and Path(config.init_from).exists():
+        changes["init_from"] = str(Path(config.init_from).absolute())
+    return config.changed(**changes)

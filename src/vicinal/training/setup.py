@@ -142,7 +142,12 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     """
     # The main process downloads and decodes; the others then read its cache.
     with accelerator.local_main_process_first():
-        source = open_dataset(config.dataset, data_dir=config.data_dir, cache_dir=config.cache_dir)
+        source = open_dataset(
+            config.dataset,
+            data_dir=config.data_dir,
+            cache_dir=config.cache_dir,
+            skip_unreadable=config.skip_unreadable,
+        )
     seed_generators(derive_seed(config.seed))
     notes: list[str] = []
     raw_model = create_initial_model(config, source, notes)
@@ -231,6 +236,8 @@ def make_loaders(
         crop=config.crop,
         flip=source.info.flip if config.flip is None else config.flip,
         auto_augment=source.info.policy if config.auto_augment else None,
+        rand_augment=config.rand_augment,
+        color_jitter=config.color_jitter,
         erasing=config.erasing,
         padding=config.crop_padding,
         erasing_area=config.erasing_area,

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from accelerate.utils import broadcast_object_list
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.data import derive_seed
+from vicinal.data import DataRecord, derive_seed
+from vicinal.data.data_record import SKIPPED_FILE
 from vicinal.files import write_json
 from vicinal.models import save
+from vicinal.models.save import save_config
 from vicinal.training.checkpoints import Progress, load_best, load_checkpoint, save_best, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
@@ -31,7 +34,8 @@ from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.header import run_header
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
-from vicinal.training.run_folder import RESULTS_FILE, Run
+from vicinal.training.model_path import MODEL_CONFIG
+from vicinal.training.run_folder import RESULTS_FILE, Run, with_absolute_paths
 from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
@@ -57,13 +61,15 @@ def train(config: TrainConfig) -> Run:
     During training on a CPU, the process keeps freed memory and flushes denormals.
 
     Args:
-        config: all settings. The run folder must not exist yet; `resume` continues a run.
+        config: all settings. `out` must not exist yet; without it, the run folder gets a new name. `resume` continues a
+            run.
 
     Raises:
         VicinalError: if the run folder exists, a setting cannot be used, or the loss is not finite.
         Interrupted: after SIGTERM or SIGINT, when the current step is done and a checkpoint is saved.
     """
-    Run.check_free(config.folder)
+    if config.out is not None:
+        Run.check_free(config.folder)
     with keep_freed_memory(uses_cpu(config)):
         return _train(config, None)
 
@@ -88,16 +94,17 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
 
     Args:
         folder: run folder.
-        config: the run's configuration, in which only `data_dir`, `cache_dir`, `workers`, `out`, `track` and
-            `checkpoint_minutes` can differ; the saved configuration by default.
+        config: the run's configuration, in which only `dataset`, `data_dir`, `cache_dir`, `workers`, `out`, `track`
+            and `checkpoint_minutes` can differ; the saved configuration by default. `dataset` says where the data is now:
+            it must have the same images.
 
     Raises:
-        VicinalError: if there is no such run, another field differs, or the loss is not finite.
+        VicinalError: if there is no such run, another field or the data differ, or the loss is not finite.
         Interrupted: after SIGTERM or SIGINT, when the current step is done and a checkpoint is saved.
     """
     run = Run(folder)
-    before = run.config
-    config = before if config is None else config
+    before = with_absolute_paths(run.config)
+    config = before if config is None else with_absolute_paths(config)
     for field in fields(TrainConfig):
         old, new = getattr(before, field.name), getattr(config, field.name)
         if old != new and field.name not in RESUME_FIELDS:
@@ -228,15 +235,22 @@ def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor
 def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[Run, Progress]:
     accelerator = state.accelerator
     environment = describe_environment(accelerator.device, accelerator.num_processes, config.seed)
+    loaders = {"train": state.train, "val": state.val, "test": state.test}
+    data = DataRecord.of({role: loader.images.split for role, loader in loaders.items()}, state.class_names)
     if run is not None:
+        run.check_data(data, config.dataset)
         progress = load_checkpoint(run.folder, state)
         if accelerator.is_main_process:
-            run.note_resumed(environment)
+            run.note_resumed(environment, config)
         return run, progress
     if accelerator.is_main_process:
-        Run.create(config, environment)
-    accelerator.wait_for_everyone()
-    return Run(config.folder), Progress()
+        run = Run.create(config, environment, data)
+        if data.skipped:
+            print(f"{len(data.skipped)} images cannot be read and are left out: {run.folder / SKIPPED_FILE} lists them")
+        described = {"class_names": state.class_names, "preprocessing": state.preprocessing.declared()}
+        save_config(state.raw_model, run.folder / MODEL_CONFIG, **described)
+    folder = broadcast_object_list([None if run is None else run.folder])[0]  # waits for the main process
+    return Run(folder), Progress()
 
 
 def _evaluate(
@@ -252,8 +266,8 @@ def _evaluate(
         return None
     found = evaluate(state.eval_model, loader, len(state.class_names), state.accelerator)
     if not math.isfinite(found.loss):
-        is_main = state.accelerator.is_main_process
-        raise divergence_error(run.folder, config, progress, split, found.loss, write=is_main)
+        write = state.accelerator.is_main_process
+        raise divergence_error(run.folder, config, progress, split, found.loss, write=write)
     return found
 
 
@@ -275,8 +289,8 @@ def _epoch_metrics(state: TrainState, progress: Progress, val: Evaluation | None
 
 
 def _interrupted(stop_signal: int, step: int, steps: int, folder: Path) -> Interrupted:
-    command = f"vicinal train --resume {folder}"
-    return Interrupted(f"stopped after step {step} of {steps}; `{command}` continues exactly there", stop_signal)
+    text = f"stopped after step {step} of {steps}; `vicinal train --resume {folder}` continues exactly there"
+    return Interrupted(text, stop_signal)
 
 
 def _save_model(state: TrainState, config: TrainConfig, folder: Path) -> None:
