@@ -94,9 +94,8 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
 
     Args:
         folder: run folder.
-        config: the run's configuration, in which only `dataset`, `data_dir`, `cache_dir`, `workers`, `out`, `track`
-            and `checkpoint_minutes` can differ; the saved configuration by default. `dataset` says where the data is now:
-            it must have the same images.
+        config: the run's configuration, in which only `RESUME_FIELDS` can differ; the saved one by default. `dataset`
+            says where the data is now: it must have the same images.
 
     Raises:
         VicinalError: if there is no such run, another field or the data differ, or the loss is not finite.
@@ -247,8 +246,8 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
         run = Run.create(config, environment, data)
         if data.skipped:
             print(f"{len(data.skipped)} images cannot be read and are left out: {run.folder / SKIPPED_FILE} lists them")
-        described = {"class_names": state.class_names, "preprocessing": state.preprocessing.declared()}
-        save_config(state.raw_model, run.folder / MODEL_CONFIG, **described)
+        file, preprocessing = run.folder / MODEL_CONFIG, state.preprocessing.declared()
+        save_config(state.raw_model, file, class_names=state.class_names, preprocessing=preprocessing)
     folder = broadcast_object_list([None if run is None else run.folder])[0]  # waits for the main process
     return Run(folder), Progress()
 
