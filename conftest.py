@@ -1,9 +1,11 @@
 """What holds for every test, and for the examples in docstrings: none leaves a trace for the next."""
 
 import os
+import random
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -26,7 +28,20 @@ torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTE
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    """Random numbers of a test do not depend on the tests before it."""
+    random.seed(0)
+    np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
+    """Seeds fixtures of a module or a session too: they are set up before `_seed`, by whichever test comes first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,7 @@
 """The table of timm's attention classes names every class that computes attention, and only classes that exist."""
 
+import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -43,6 +45,15 @@ def classes() -> dict[str, type[nn.Module]]:
     return found
 
 
+@functools.cache
+def class_sources(module: str) -> dict[str, str]:
+    """Returns the source of the classes of a module by name. `inspect.getsource` parses the file for each class."""
+    text = inspect.getsource(importlib.import_module(module))
+    lines = text.splitlines()
+    nodes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    return {node.name: "\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes}
+
+
 @pytest.mark.filterwarnings("ignore")  # timm's files that were moved
 def test_the_table_names_classes_that_exist_and_all_that_compute_attention():
     found = classes()
@@ -50,7 +61,7 @@ def test_the_table_names_classes_that_exist_and_all_that_compute_attention():
     code = {
         name
         for name, cls in found.items()
-        if ATTENTION_NAME.search(cls.__name__) or ATTENTION_CODE.search(inspect.getsource(cls))
+        if ATTENTION_NAME.search(cls.__name__) or ATTENTION_CODE.search(class_sources(cls.__module__)[cls.__name__])
     }
     assert code <= TIMM_ATTENTION.keys()
     assert all(reason for _, reason in TIMM_ATTENTION.values())

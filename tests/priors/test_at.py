@@ -132,9 +132,9 @@ def test_offsets_have_two_columns():
         build("gab").at(torch.zeros(3))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def priors_of_users():
-    """Registers the `ring` of the `Prior` docstring, and priors of other kinds."""
+@pytest.fixture(autouse=True)
+def priors_of_users(_own_priors):
+    """Registers the `ring` of the `Prior` docstring, and priors of other kinds, for one test."""
 
     @register_prior("ring-at")
     class Ring(Prior):
