@@ -42,9 +42,11 @@ def evaluate_run(
 def format_evaluation(evaluation: "Evaluation", split: str, class_names: Sequence[str]) -> str:
     """Returns the metrics as text, with a table of accuracies and most frequent confusions by class."""
     width = max(len("class"), *map(len, class_names))
+    top5 = f"top-5 {100 * evaluation.top5:.2f}%   " if len(class_names) > 5 else ""
     lines = [
         f"{split}: {evaluation.images:,} images",
-        f"top-1 {100 * evaluation.top1:.2f}%   top-5 {100 * evaluation.top5:.2f}%   loss {evaluation.loss:.4f}",
+        f"top-1 {100 * evaluation.top1:.2f}%   {top5}loss {evaluation.loss:.4f}",
+        f"balanced accuracy {100 * evaluation.balanced_accuracy:.2f}%   macro F1 {100 * evaluation.f1:.2f}%   "
         f"calibration error {100 * evaluation.calibration_error:.2f}%\n",
         f"{'class':{width}}  {'images':>6}  {'right':>6}  most often taken for",
     ]

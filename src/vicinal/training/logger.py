@@ -108,7 +108,7 @@ class RunLogger(NullLogger):
     def log_results(self, results: Mapping[str, Any]) -> None:
         """Writes the final evaluation to TensorBoard."""
         for split, metrics in results.items():
-            for name in ("loss", "top1", "top5", "calibration_error"):
+            for name in ("loss", "top1", "top5", "balanced_accuracy", "f1", "calibration_error"):
                 self.writer.add_scalar(f"final/{split}_{name}", metrics[name], self.done)
 
     def _write_metrics(self) -> None:

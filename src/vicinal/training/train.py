@@ -30,6 +30,7 @@ from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
+from vicinal.training.predictions import write_predictions
 from vicinal.training.run_folder import RESULTS_FILE, Run
 from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
 from vicinal.training.signals import Interrupted, StopSignals
@@ -166,8 +167,11 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
             accelerator.wait_for_everyone()
             load_best(run.folder, state.eval_model)
         evaluations = {name: _evaluate(state, config, name, progress, run) for name in ("val", "test")}
-        results = {name: found.as_dict() for name, found in evaluations.items() if found is not None}
+        loaders = {"val": state.val, "test": state.test}
+        found = {name: (loaders[name], each) for name, each in evaluations.items() if each is not None}
+        results = {name: each.as_dict() for name, (_, each) in found.items()}
         if is_main:
+            write_predictions(run.folder, found, state.class_names)
             logger.log_results(results)
             _save_model(state, config, run.folder)
             write_json(run.folder / RESULTS_FILE, results)
