@@ -73,7 +73,7 @@ def replace_file(temporary: Path, file: Path) -> None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows flushes writable files only
     try:
         os.fsync(descriptor)
     finally:

@@ -128,7 +128,14 @@ def test_flags_without_a_value_and_unknown_flags_exit_with_2(words, capsys):
 
 def test_a_loss_that_is_not_finite_is_printed(tmp_path, capsys):
     run = vicinal.Run.create(vicinal.TrainConfig(out=tmp_path / "run"), environment={})
-    metrics = {"top1": 0.1, "top5": 0.5, "loss": math.nan, "calibration_error": 0.2, "images": 359, "per_class": [0.1] * 10}
+    metrics = {
+        "top1": 0.1,
+        "top5": 0.5,
+        "loss": math.nan,
+        "calibration_error": 0.2,
+        "images": 359,
+        "per_class": [0.1] * 10,
+    }
     write_json(run.folder / "results.json", {"test": metrics})
     assert main(["train", "--resume", str(run.folder)]) == 0
     assert "loss nan" in capsys.readouterr().out

@@ -3,11 +3,11 @@
 The process is bounded in memory and time, and replaced when it dies. An interrupted survey continues where it was.
 """
 
+import contextlib
 import gc
 import json
 import math
 import multiprocessing
-import resource
 import time
 import warnings
 from collections import Counter
@@ -269,7 +269,10 @@ class SurveyProcess:
 
 def _work(connection: Connection, memory: int) -> None:
     """Inspects models until the survey ends."""
-    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    with contextlib.suppress(ImportError):  # Windows has no such limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     warnings.filterwarnings("ignore")
     try:
         while True:

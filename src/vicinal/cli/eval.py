@@ -17,7 +17,7 @@ def evaluate_run(
     /,
     split: Literal["test", "val", "train"] = "test",
     batch_size: int = 128,
-    device: Literal["auto", "cpu"] = "auto",
+    device: str = "auto",
     json: bool = False,
 ) -> None:
     """Evaluates a finished run on a split of its own dataset, without augmentation.
@@ -26,7 +26,7 @@ def evaluate_run(
         run: Run folder.
         split: Images to evaluate on.
         batch_size: Number of images in a batch.
-        device: auto: a GPU if there is one.
+        device: cpu, cuda, cuda:1, mps; auto: a GPU if there is one.
         json: Print all metrics as JSON, with the confusion matrix.
     """
     from vicinal.training.evaluate import evaluate_split

@@ -60,7 +60,7 @@ def evaluate_split(
         run: a finished run.
         name: of the split.
         batch_size: number of images in a batch.
-        device: `cpu`, or `auto` for a GPU if there is one.
+        device: `cpu`, `cuda:1` or another device; `auto` for a GPU if there is one.
 
     Returns:
         The metrics, and the names of the classes.
@@ -80,7 +80,7 @@ def evaluate_split(
         raise VicinalError(f"the classes of {config.dataset} are not those that {run.folder} was trained on")
     images = TransformedImages(samples, Preprocessing.of_model(pretrained_cfg), cache_dir=config.cache_dir)
     loader = Loader(images, batch_size=batch_size, shuffle=False)
-    accelerator = reset_accelerator(device == "cpu")
+    accelerator = reset_accelerator(device)
     model.to(accelerator.device)
     return evaluate(model, loader, len(source.class_names), accelerator), source.class_names
 

@@ -13,7 +13,6 @@ import sys
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from vicinal.models import save
 from vicinal.training.checkpoints import Progress, load_best, load_checkpoint, save_best, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
+from vicinal.training.device import find_device
 from vicinal.training.divergence import divergence_error
 from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
@@ -32,7 +32,7 @@ from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
 from vicinal.training.predictions import write_predictions
 from vicinal.training.run_folder import RESULTS_FILE, Run
-from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
+from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
 
@@ -61,7 +61,7 @@ def train(config: TrainConfig) -> Run:
         Interrupted: after SIGTERM or SIGINT, when the current step is done and a checkpoint is saved.
     """
     Run.check_free(config.folder)
-    with keep_freed_memory(uses_cpu(config)):
+    with keep_freed_memory(find_device(config.device).type == "cpu"):
         return _train(config, None)
 
 
@@ -104,7 +104,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
     if run.finished:
         return run
     run.check_resumable()
-    with keep_freed_memory(uses_cpu(config)):
+    with keep_freed_memory(find_device(config.device).type == "cpu"):
         return _train(config, run)
 
 
@@ -162,21 +162,27 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                     save_best(run.folder, state.eval_model)
                 save_checkpoint(run.folder, state, progress)
 
-        # Evaluate the final model. Save it, then its results, which mark the run as finished.
-        if config.keep == "best":
-            accelerator.wait_for_everyone()
-            load_best(run.folder, state.eval_model)
-        evaluations = {name: _evaluate(state, config, name, progress, run) for name in ("val", "test")}
-        loaders = {"val": state.val, "test": state.test}
-        found = {name: (loaders[name], each) for name, each in evaluations.items() if each is not None}
-        results = {name: each.as_dict() for name, (_, each) in found.items()}
-        if is_main:
-            write_predictions(run.folder, found, state.class_names)
-            logger.log_results(results)
-            _save_model(state, config, run.folder)
-            write_json(run.folder / RESULTS_FILE, results)
+        _finish(state, config, progress, run, logger)
     accelerator.wait_for_everyone()
     return run
+
+
+def _finish(state: TrainState, config: TrainConfig, progress: Progress, run: Run, logger: NullLogger) -> None:
+    """Evaluates the final model. Saves it, its predictions, then its results, which mark the run as finished."""
+    if config.keep == "best":
+        state.accelerator.wait_for_everyone()  # the main process has written it
+        load_best(run.folder, state.eval_model)
+    evaluated = {}
+    for name, loader in (("val", state.val), ("test", state.test)):
+        found = _evaluate(state, config, name, progress, run)
+        if found is not None:
+            evaluated[name] = loader, found
+    if state.accelerator.is_main_process:
+        results = {name: found.as_dict() for name, (_, found) in evaluated.items()}
+        logger.log_results(results)
+        write_predictions(run.folder, evaluated, state.class_names)
+        _save_model(state, config, run.folder)
+        write_json(run.folder / RESULTS_FILE, results)
 
 
 def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor, labels: Tensor) -> Tensor:
@@ -202,7 +208,7 @@ def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor
     state.optimizer.zero_grad()
     total = torch.zeros((), device=device, dtype=dtype)
     pieces = batch.pieces(min(config.accumulate, len(images)))
-    weights = None if state.class_weights is None else state.class_weights.to(device, dtype)
+    weights = None if state.class_weights is None else state.class_weights.to(dtype).to(device)
     weight = state.train.weight(step % state.train.steps)  # of this process's slice
     for piece in pieces:
         is_last = piece is pieces[-1]
@@ -235,9 +241,7 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
     return Run(config.folder), Progress()
 
 
-def _evaluate(
-    state: TrainState, config: TrainConfig, split: Literal["val", "test"], progress: Progress, run: Run
-) -> Evaluation | None:
+def _evaluate(state: TrainState, config: TrainConfig, split: str, progress: Progress, run: Run) -> Evaluation | None:
     """Returns the metrics on a split; None if it is empty.
 
     Raises:
