@@ -33,7 +33,7 @@ from vicinal.data.catalog import CIFAR10
 from vicinal.training.config import recipe
 from vicinal.training.cpu_memory import keep_freed_memory
 from vicinal.training.setup import TrainState, make_accelerator, prepare
-from vicinal.training.train import train_step
+from vicinal.training.train_step import train_step
 
 BACKBONES = ("vit", "swin", "cait", "pit", "t2t")
 

@@ -43,6 +43,8 @@ def test_train_eval_and_resume(tmp_path, capsys):
     assert main(["train", *SMALL, "--prior", "gmm", "--out", out]) == 0
     text = capsys.readouterr().out
     assert "test  top-1 " in text
+    assert "top-5 " in text
+    assert "balanced " in text
     assert text.endswith(f"run folder: {out}\n")
     assert main(["eval", out, "--split", "val", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -82,7 +84,10 @@ def test_a_folder_of_photos_becomes_a_model_that_knows_their_names(photos, tmp_p
     ]
     assert main(["train", *words, "--epochs", "8", "--warmup", "1", "--out", out]) == 0
     assert vicinal.Run(out).results["test"]["top1"] > 0.8
-    capsys.readouterr()
+    assert main(["eval", out]) == 0
+    text = capsys.readouterr().out
+    assert "top-5" not in text  # of two classes
+    assert "macro F1" in text
     assert main(["predict", out, str(photos / "cat" / "1.png"), "--top", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["predictions"][0]["name"] == "cat"
 
@@ -123,7 +128,14 @@ def test_flags_without_a_value_and_unknown_flags_exit_with_2(words, capsys):
 
 def test_a_loss_that_is_not_finite_is_printed(tmp_path, capsys):
     run = vicinal.Run.create(vicinal.TrainConfig(out=tmp_path / "run"), environment={})
-    metrics = {"top1": 0.1, "top5": 0.5, "loss": math.nan, "calibration_error": 0.2, "images": 359}
+    metrics = {
+        "top1": 0.1,
+        "top5": 0.5,
+        "loss": math.nan,
+        "calibration_error": 0.2,
+        "images": 359,
+        "per_class": [0.1] * 10,
+    }
     write_json(run.folder / "results.json", {"test": metrics})
     assert main(["train", "--resume", str(run.folder)]) == 0
     assert "loss nan" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 import vicinal
 from vicinal.training.setup import make_accelerator, prepare
-from vicinal.training.train import train_step
+from vicinal.training.train_step import train_step
 
 
 def main(folder: Path, images: int, accumulate: int) -> None:

@@ -65,9 +65,7 @@ def test_a_larger_image_has_as_many_tokens_and_the_same_output(tmp_path, digits_
     ("size", "patch", "tokens", "chosen"),
     [(16, 2, (8, 8), 2), (12, None, (4, 4), 3), (10, None, (5, 5), 2), (8, 4, (2, 2), 4), (12, 6, (2, 2), 6)],
 )
-def test_patches_are_those_asked_for_or_keep_the_number_of_tokens_where_they_can(
-    digits_run, tmp_path, size, patch, tokens, chosen
-):
+def test_patches_are_those_asked_for_or_keep_the_tokens(digits_run, tmp_path, size, patch, tokens, chosen):
     settings = config(tmp_path, init_from=str(digits_run.folder), img_size=(size,), patch_size=patch)
     state = prepared(settings)
     assert state.raw_model.patch_embed.grid_size == tokens
@@ -77,9 +75,8 @@ def test_patches_are_those_asked_for_or_keep_the_number_of_tokens_where_they_can
 
 
 def test_a_model_that_cannot_change_its_patches_keeps_them(tmp_path):
-    first = vicinal.train(
-        config(tmp_path / "first", model="t2t", img_size=(32,), train_size=32, val_size=20, **NO_TRAINING)
-    )
+    small = {"model": "t2t", "img_size": (32,), "train_size": 32, "val_size": 20}
+    first = vicinal.train(config(tmp_path / "first", **small, **NO_TRAINING))
     state = prepared(config(tmp_path / "x", init_from=str(first.folder), img_size=(64,)))
     assert "patches of 4 and 16 x 16 tokens" in state.notes[0]
     with pytest.raises(ConfigError, match=r"cannot become 8: the model would have other layers") as error:

@@ -118,9 +118,8 @@ def test_the_loss_of_a_step_has_the_weights_of_its_classes(tmp_path, precision):
         logits = state.raw_model.train()(images.to(next(state.raw_model.parameters()).dtype)).double()
     losses = -logits.log_softmax(1)[torch.arange(len(labels)), labels]
     loss = loop.train_step(state, settings, 0, images, labels)
-    assert float(loss) == pytest.approx(
-        float((losses * torch.from_numpy(weight)).mean()), rel=1e-9 if precision == "fp64" else 0.02
-    )
+    expected = float((losses * torch.from_numpy(weight)).mean())
+    assert float(loss) == pytest.approx(expected, rel=1e-9 if precision == "fp64" else 0.02)
 
 
 def test_balanced_sampling_is_a_setting(tmp_path):

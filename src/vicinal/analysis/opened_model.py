@@ -4,9 +4,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import nn
 
 from vicinal.analysis.output_files import distinct_names
@@ -14,12 +13,14 @@ from vicinal.data import Preprocessing
 from vicinal.errors import VicinalError
 from vicinal.inspection.model_runner import ImageSize
 from vicinal.models.factory import make_timm_model
+from vicinal.training.device import find_device
 from vicinal.training.model_path import check_model, open_model
 from vicinal.training.run_folder import Run
 
 __all__ = ["Device", "OpenedModel", "open_models"]
 
-Device = Literal["auto", "cpu"]
+Device = str
+"""As in `vicinal.training.device.find_device`."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ def open_models(
         timm: names of timm's models.
         img_size: height and width of the images; by default what each model declares.
         random_weights: create timm's models without pretrained weights.
-        device: `auto` is an accelerator if there is one.
+        device: such as `cpu` or `cuda:1`; `auto` is an accelerator if there is one.
 
     Raises:
         VicinalError: if no model is given, or one cannot be opened.
@@ -75,9 +76,8 @@ def open_models(
     options: dict[str, Any] = {"img_size": size} if size else {}
     for name in timm:
         found.append((name, make_timm_model(name, pretrained=not random_weights, **options), None, None))
-    accelerator = torch.accelerator.current_accelerator(check_available=True) if device == "auto" else None
     for _, model, _, _ in found:
-        model.to(accelerator or "cpu").eval()
+        model.to(find_device(device)).eval()
     names = distinct_names(name for name, *_ in found)
     return [
         OpenedModel(name, model, _preprocessing(model, size), training, note)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Device", "ModelArgs", "image_size", "layer_name_or_index"]
 
-Device = Literal["auto", "cpu"]
+Device = str
 
 
 @dataclass

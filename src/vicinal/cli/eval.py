@@ -25,7 +25,7 @@ def evaluate_run(
     dataset: str | None = None,
     data_dir: Path | None = None,
     batch_size: int = 128,
-    device: Literal["auto", "cpu"] = "auto",
+    device: str = "auto",
     json: bool = False,
 ) -> None:
     """Evaluates a run on a split of its own dataset, or on other data, without augmentation.
@@ -41,7 +41,7 @@ def evaluate_run(
         dataset: Where the data of the run is now, or other data; by default where it was in training.
         data_dir: Folder with a Parquet copy of a named dataset; by default that of the run.
         batch_size: Number of images in a batch.
-        device: auto: a GPU if there is one.
+        device: cpu, cuda, cuda:1, mps; auto: a GPU if there is one.
         json: Print all metrics as JSON, with the confusion matrix.
     """
     from vicinal.training.config_error import ConfigError
@@ -65,9 +65,11 @@ def evaluate_run(
 
 def format_evaluation(evaluation: "Evaluation", split: str, class_names: Sequence[str]) -> str:
     """Returns the metrics as text, with a table of accuracies and most frequent confusions by class."""
+    top5 = f"top-5 {100 * evaluation.top5:.2f}%   " if len(class_names) > 5 else ""
     lines = [
         f"{split}: {evaluation.images:,} images",
-        f"top-1 {100 * evaluation.top1:.2f}%   top-5 {100 * evaluation.top5:.2f}%   loss {evaluation.loss:.4f}",
+        f"top-1 {100 * evaluation.top1:.2f}%   {top5}loss {evaluation.loss:.4f}",
+        f"balanced accuracy {100 * evaluation.balanced_accuracy:.2f}%   macro F1 {100 * evaluation.f1:.2f}%   "
         f"calibration error {100 * evaluation.calibration_error:.2f}%\n",
     ]
     rows = [["class", "images", "correct", "most often predicted instead"]]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -30,7 +30,7 @@ def predict(
     json: bool = False,
     explain: Path | None = None,
     batch_size: int = 32,
-    device: Literal["auto", "cpu"] = "auto",
+    device: str = "auto",
 ) -> None:
     """Predicts the classes of images: the most probable ones, with probabilities.
 
@@ -44,7 +44,7 @@ def predict(
         json: Print one JSON document, and nothing else.
         explain: Folder for a plot of each image, as the model takes it, with the attention of the last layer.
         batch_size: Number of images in a batch.
-        device: auto: a GPU if there is one.
+        device: cpu, cuda, cuda:1, mps; auto: a GPU if there is one.
     """
     if top < 1 or batch_size < 1:
         raise VicinalError(f"--top and --batch-size must be at least 1, got {top} and {batch_size}")
@@ -58,17 +58,15 @@ def predict(
     if explain is not None:
         _make_folder(explain)
 
-    import torch
-
     from vicinal.data import Preprocessing
+    from vicinal.training.device import find_device
     from vicinal.training.prediction import most_probable
 
     model, note = open_model(run)
     if note is not None:
         print(f"vicinal: {note}", file=sys.stderr)
     declared: Any = model.pretrained_cfg
-    accelerator = torch.accelerator.current_accelerator(check_available=True) if device == "auto" else None
-    model.to(accelerator or "cpu")
+    model.to(find_device(device))
     preprocessing = Preprocessing.of_model(declared)
     documents = []
     inspection = None

@@ -131,8 +131,15 @@ def summary(run: "Run") -> str:
     lines = []
     for split, metrics in (run.results or {}).items():
         loss = "nan" if metrics["loss"] is None else f"{metrics['loss']:.4f}"  # JSON has null for NaN
+        top5 = f"top-5 {100 * metrics['top5']:.2f}%  " if len(metrics["per_class"]) > 5 else ""
+        balanced = (
+            ""
+            if "f1" not in metrics
+            # results of version 0.1.0
+            else (f"balanced {100 * metrics['balanced_accuracy']:.2f}%  F1 {100 * metrics['f1']:.2f}%  ")
+        )
         lines.append(
-            f"{split:5} top-1 {100 * metrics['top1']:.2f}%  top-5 {100 * metrics['top5']:.2f}%  loss {loss}  "
+            f"{split:5} top-1 {100 * metrics['top1']:.2f}%  {top5}{balanced}loss {loss}  "
             f"calibration error {100 * metrics['calibration_error']:.1f}%  ({metrics['images']:,} images)"
         )
     return "\n".join([*lines, f"run folder: {run.folder}"])

@@ -166,8 +166,8 @@ class TrainConfig:
     """Precision of the computation; fp16 needs a GPU, fp64 is for tests."""
     compile: bool = False
     """Compile the model with torch.compile."""
-    device: Literal["auto", "cpu"] = "auto"
-    """auto: a GPU if there is one."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps; auto: a GPU if there is one."""
     workers: int | None = None
     """Number of processes that load images; by default 0 if images are cached and training is on a CPU."""
 

@@ -1,12 +1,13 @@
 """Evaluation of a classifier on a split. Processes exchange sums, so the result is exact for any number of them."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.data import Loader, Preprocessing, TransformedImages
@@ -33,16 +34,24 @@ class Evaluation:
     """Accuracy."""
     top5: float
     """Fraction of images whose class is among the five with the highest logits."""
+    balanced_accuracy: float
+    """Mean of the accuracies of the classes that have images."""
+    f1: float
+    """Macro F1: mean of 2 hits / (images + predictions) over classes that have images or predictions."""
     calibration_error: float
     """Expected calibration error: mean gap between confidence and accuracy, over 15 bins of equal width."""
     per_class: list[float | None]
     """Accuracy for each class; None for a class without images."""
     confusion: list[list[int]]
     """Confusion matrix: number of images by true class (row) and predicted class (column)."""
+    predicted: list[int] = field(repr=False)
+    """Predicted class of each image, in the order of the split."""
+    confidence: list[float] = field(repr=False)
+    """Probability of the predicted class, for each image."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the metrics as a dict that JSON can hold."""
-        return asdict(self)
+        """Returns the metrics as a dict that JSON can hold, without the predictions."""
+        return {name: value for name, value in asdict(self).items() if name not in ("predicted", "confidence")}
 
 
 def evaluate_split(
@@ -63,7 +72,7 @@ def evaluate_split(
         dataset: where the run's data is now, or other data, see `open_evaluation_data`.
         data_dir: folder of a Parquet copy of a named dataset; by default that of the run.
         batch_size: number of images in a batch.
-        device: `cpu`, or `auto` for a GPU if there is one.
+        device: `cpu`, `cuda:1` or another device; `auto` for a GPU if there is one.
         notes: sentences about an unfinished run and about other data are appended to this list.
 
     Returns:
@@ -82,7 +91,7 @@ def evaluate_split(
         notes += [*([] if note is None else [note]), *data.notes(dataset or run.config.dataset, run)]
     images = TransformedImages(data.images, Preprocessing.of_model(pretrained_cfg), cache_dir=run.config.cache_dir)
     loader = Loader(images, batch_size=batch_size, shuffle=False)
-    accelerator = reset_accelerator(device == "cpu")
+    accelerator = reset_accelerator(device)
     model.to(accelerator.device)
     return evaluate(model, loader, len(class_names), accelerator), class_names
 
@@ -101,6 +110,8 @@ def evaluate(model: nn.Module, loader: Loader, classes: int, accelerator: Accele
     sums = torch.zeros(3, dtype=torch.float64)  # loss, top-1 hits, top-5 hits
     bins = torch.zeros(2, CALIBRATION_BINS, dtype=torch.float64)  # confidence, hits
     confusion = torch.zeros(classes * classes, dtype=torch.int64)
+    # Predicted class and its probability: of this process's images, which are every `world`-th one; else 0.
+    predictions, position = torch.zeros(2, len(loader.images), dtype=torch.float64), loader.rank
     was_training = model.training
     model.eval()
     for images, labels in loader.batches(0):
@@ -114,19 +125,33 @@ def evaluate(model: nn.Module, loader: Loader, classes: int, accelerator: Accele
         bin_index = (confidence * CALIBRATION_BINS).long().clamp(max=CALIBRATION_BINS - 1)
         bins.index_add_(1, bin_index, torch.stack([confidence, hits.double()]))
         confusion += torch.bincount(labels * classes + top5[:, 0], minlength=classes**2)
+        end = position + len(labels) * loader.world
+        predictions[:, position : end : loader.world] = torch.stack([top5[:, 0].double(), confidence])
+        position = end
     model.train(was_training)
     if accelerator.num_processes > 1:
-        sums, bins, confusion = (accelerator.reduce(x.to(device), "sum").cpu() for x in (sums, bins, confusion))
-    matrix = confusion.view(classes, classes)
-    total = int(matrix.sum())
-    mean_loss, top1_accuracy, top5_accuracy = (sums / max(total, 1)).tolist()
-    per_class = [int(matrix[k, k]) / int(matrix[k].sum()) if matrix[k].sum() else None for k in range(classes)]
+        parts = (sums, bins, confusion, predictions)
+        sums, bins, confusion, predictions = (accelerator.reduce(x.to(device), "sum").cpu() for x in parts)
+    return _summarize(sums, bins, confusion.view(classes, classes), predictions)
+
+
+def _summarize(sums: Tensor, bins: Tensor, confusion: Tensor, predictions: Tensor) -> Evaluation:
+    """Returns the metrics from the sums over all images of a split."""
+    total = int(confusion.sum())
+    loss, top1, top5 = (sums / max(total, 1)).tolist()
+    hits, images, predicted = confusion.diagonal().double(), confusion.sum(1), confusion.sum(0)
+    accuracy = hits / images  # NaN for a class without images
+    f1 = 2 * hits / (images + predicted)
     return Evaluation(
         images=total,
-        loss=mean_loss,
-        top1=top1_accuracy,
-        top5=top5_accuracy,
+        loss=loss,
+        top1=top1,
+        top5=top5,
+        balanced_accuracy=float(accuracy.nanmean()),
+        f1=float(f1.nanmean()),
         calibration_error=float((bins[0] - bins[1]).abs().sum()) / max(total, 1),
-        per_class=per_class,
-        confusion=matrix.tolist(),
+        per_class=[None if math.isnan(value) else value for value in accuracy.tolist()],
+        confusion=confusion.tolist(),
+        predicted=predictions[0].long().tolist(),
+        confidence=predictions[1].tolist(),
     )

@@ -116,7 +116,7 @@ class RunLogger(NullLogger):
 
     def log_results(self, results: Mapping[str, Any]) -> None:
         """Writes the final evaluation to the tracker."""
-        names = ("loss", "top1", "top5", "calibration_error")
+        names = ("loss", "top1", "top5", "balanced_accuracy", "f1", "calibration_error")
         self._track({f"final/{split}_{name}": metrics[name] for split, metrics in results.items() for name in names})
 
     def _track(self, values: Mapping[str, float | None]) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import patch_environment
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -23,6 +24,7 @@ from vicinal.data import (
 from vicinal.data.rng import reseed
 from vicinal.mixing import Mixing, TransMix
 from vicinal.training.config import ConfigError, TrainConfig
+from vicinal.training.device import find_device
 from vicinal.training.initial_model import create_initial_model
 from vicinal.training.optimizer import create_optimizer
 from vicinal.training.schedule import create_schedule
@@ -38,7 +40,6 @@ __all__ = [
     "prepare",
     "reset_accelerator",
     "seed_generators",
-    "uses_cpu",
 ]
 
 MAX_UNCROPPED_SIZE = 96  # pixels; larger images are evaluated on a center crop
@@ -88,11 +89,13 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
             the tracker is missing.
     """
     check_tracker(config)
-    cpu = uses_cpu(config)
-    if cpu and config.precision == "fp16":
-        raise ConfigError("precision", "fp16 needs a GPU; on a CPU, use bf16 or fp32")
+    device = find_device(config.device)
+    if config.precision == "fp16" and device.type in ("cpu", "mps"):
+        raise ConfigError("precision", f"fp16 needs a GPU; on {device.type}, use bf16 or fp32")
+    if config.precision == "fp64" and device.type == "mps":
+        raise ConfigError("precision", "fp64 does not exist on mps; use fp32")
     precision = config.precision if config.precision in ("bf16", "fp16") else "no"
-    accelerator = reset_accelerator(cpu, precision, compiled=config.compile)
+    accelerator = reset_accelerator(config.device, precision, compiled=config.compile)
     pieces = accelerator.num_processes * config.accumulate
     if config.batch_size % pieces:
         raise ConfigError(
@@ -103,24 +106,31 @@ def make_accelerator(config: TrainConfig) -> Accelerator:
     return accelerator
 
 
-def reset_accelerator(cpu: bool, precision: str = "no", *, compiled: bool = False) -> Accelerator:
-    """Returns an Accelerator whose precision does not depend on earlier ones.
+def reset_accelerator(device: str, precision: str = "no", *, compiled: bool = False) -> Accelerator:
+    """Returns an Accelerator whose device and precision do not depend on earlier ones.
 
-    Accelerate keeps the precision of the first Accelerator of a process in a shared state, which is reset here.
+    Accelerate keeps those of the first Accelerator of a process in shared states, which are reset here. With several
+    processes, each takes the GPU of its local rank.
 
     Args:
-        cpu: use the CPU even if there is a GPU.
+        device: as in `find_device`.
         precision: Accelerate's `mixed_precision`: `no`, `bf16` or `fp16`.
         compiled: compile models with torch.compile.
+
+    Raises:
+        ConfigError: if this machine does not have the device, or several processes were to share it.
     """
+    found, several = find_device(device), int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and found.index is not None:
+        raise ConfigError("device", f"must have no number with several processes, got {device}")
     if AcceleratorState._shared_state:
         AcceleratorState._reset_state()
-    return Accelerator(cpu=cpu, mixed_precision=precision, dynamo_backend="inductor" if compiled else None)
-
-
-def uses_cpu(config: TrainConfig) -> bool:
-    """Returns whether a run trains on the CPU."""
-    return config.device == "cpu" or not torch.accelerator.is_available()
+    if PartialState._shared_state and not several and PartialState().device != found:
+        PartialState._reset_state()
+    named = {} if several or device in ("auto", "cpu") else {"ACCELERATE_TORCH_DEVICE": str(found)}
+    with patch_environment(**named):
+        backend = "inductor" if compiled else None
+        return Accelerator(cpu=found.type == "cpu", mixed_precision=precision, dynamo_backend=backend)
 
 
 def seed_generators(seed: int) -> None:

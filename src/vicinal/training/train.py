@@ -10,17 +10,12 @@
 
 import math
 import sys
-from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
 
-import torch
 from accelerate.utils import broadcast_object_list
-from torch import Tensor
-from torch.nn import functional as F
 
-from vicinal.data import DataRecord, derive_seed
+from vicinal.data import DataRecord
 from vicinal.data.data_record import SKIPPED_FILE
 from vicinal.files import write_json
 from vicinal.models import save
@@ -28,6 +23,7 @@ from vicinal.models.save import save_config
 from vicinal.training.checkpoints import Progress, load_best, load_checkpoint, save_best, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
+from vicinal.training.device import find_device
 from vicinal.training.divergence import divergence_error
 from vicinal.training.environment import describe_environment
 from vicinal.training.evaluate import Evaluation, evaluate
@@ -35,15 +31,15 @@ from vicinal.training.header import run_header
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
 from vicinal.training.model_path import MODEL_CONFIG
+from vicinal.training.predictions_file import write_predictions
 from vicinal.training.run_folder import RESULTS_FILE, Run, with_absolute_paths
-from vicinal.training.setup import TrainState, make_accelerator, prepare, seed_generators, uses_cpu
+from vicinal.training.setup import TrainState, make_accelerator, prepare
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
 from vicinal.training.tracker import start_tracker
+from vicinal.training.train_step import train_step
 
-__all__ = ["fit", "resume", "train", "train_step"]
-
-DROP_PATH_STREAM, MIXING_STREAM = 1, 2  # make the seeds of a step differ from each other
+__all__ = ["fit", "resume", "train"]
 
 
 def train(config: TrainConfig) -> Run:
@@ -70,7 +66,7 @@ def train(config: TrainConfig) -> Run:
     """
     if config.out is not None:
         Run.check_free(config.folder)
-    with keep_freed_memory(uses_cpu(config)):
+    with keep_freed_memory(find_device(config.device).type == "cpu"):
         return _train(config, None)
 
 
@@ -115,7 +111,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
     if run.finished:
         return run
     run.check_resumable()
-    with keep_freed_memory(uses_cpu(config)):
+    with keep_freed_memory(find_device(config.device).type == "cpu"):
         return _train(config, run)
 
 
@@ -175,60 +171,27 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                     save_best(run.folder, state.eval_model)
                 save_checkpoint(run.folder, state, progress)
 
-        # Evaluate the final model. Save it, then its results, which mark the run as finished.
-        if config.keep == "best":
-            accelerator.wait_for_everyone()
-            load_best(run.folder, state.eval_model)
-        evaluations = {name: _evaluate(state, config, name, progress, run) for name in ("val", "test")}
-        results = {name: found.as_dict() for name, found in evaluations.items() if found is not None}
-        if is_main:
-            logger.log_results(results)
-            _save_model(state, config, run.folder)
-            write_json(run.folder / RESULTS_FILE, results)
+        _finish(state, config, progress, run, logger)
     accelerator.wait_for_everyone()
     return run
 
 
-def train_step(state: TrainState, config: TrainConfig, step: int, images: Tensor, labels: Tensor) -> Tensor:
-    """Updates the weights once. Returns the loss, a scalar on the device; its mean over processes is that over images.
-
-    Args:
-        state: changed in place.
-        config: of the run.
-        step: number of steps done before.
-        images: of this process, `(images, channels, height, width)`.
-        labels: class indices, `(images,)`.
-    """
-    accelerator = state.accelerator
-    device, dtype = accelerator.device, next(state.raw_model.parameters()).dtype
-    state.schedule.step_update(step)
-    images, labels = images.to(device, dtype, non_blocking=True), labels.to(device, non_blocking=True)
-    rank = accelerator.process_index
-    batch = state.mixing(images, labels, derive_seed(config.seed, step, rank, MIXING_STREAM))
-    seed_generators(derive_seed(config.seed, step, rank, DROP_PATH_STREAM))
-    state.model.train()
-    for module in state.frozen_norms:
-        module.eval()
-    state.optimizer.zero_grad()
-    total = torch.zeros((), device=device, dtype=dtype)
-    pieces = batch.pieces(min(config.accumulate, len(images)))
-    weights = None if state.class_weights is None else state.class_weights.to(device, dtype)
-    weight = state.train.weight(step % state.train.steps)  # of this process's slice
-    for piece in pieces:
-        is_last = piece is pieces[-1]
-        with nullcontext() if is_last else accelerator.no_sync(state.model):  # reduce gradients once per step
-            with state.mixing:
-                logits = state.model(piece.images)
-            loss = F.cross_entropy(logits, state.mixing.targets(piece), weights)
-            loss = loss * (weight * len(piece.images) / len(images))
-            accelerator.backward(loss)
-        total += loss.detach()
-    if config.clip_grad is not None:
-        accelerator.clip_grad_norm_(state.model.parameters(), config.clip_grad)
-    state.optimizer.step()
-    if state.ema is not None:
-        state.ema.update(state.raw_model)
-    return total
+def _finish(state: TrainState, config: TrainConfig, progress: Progress, run: Run, logger: NullLogger) -> None:
+    """Evaluates the final model. Saves it, its predictions, then its results, which mark the run as finished."""
+    if config.keep == "best":
+        state.accelerator.wait_for_everyone()  # the main process has written it
+        load_best(run.folder, state.eval_model)
+    evaluated = {}
+    for name, loader in (("val", state.val), ("test", state.test)):
+        found = _evaluate(state, config, name, progress, run)
+        if found is not None:
+            evaluated[name] = loader, found
+    if state.accelerator.is_main_process:
+        results = {name: found.as_dict() for name, (_, found) in evaluated.items()}
+        logger.log_results(results)
+        write_predictions(run.folder, evaluated, state.class_names)
+        _save_model(state, config, run.folder)
+        write_json(run.folder / RESULTS_FILE, results)
 
 
 def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[Run, Progress]:
@@ -252,9 +215,7 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
     return Run(folder), Progress()
 
 
-def _evaluate(
-    state: TrainState, config: TrainConfig, split: Literal["val", "test"], progress: Progress, run: Run
-) -> Evaluation | None:
+def _evaluate(state: TrainState, config: TrainConfig, split: str, progress: Progress, run: Run) -> Evaluation | None:
     """Returns the metrics on a split; None if it is empty.
 
     Raises:
