@@ -30,9 +30,10 @@ import vicinal
 from measuring import interleaved, print_table
 from vicinal.data import Augmentation, Loader, Preprocessing, TransformedImages, open_dataset
 from vicinal.data.catalog import CIFAR10
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import recipe
 from vicinal.training.cpu_memory import keep_freed_memory
-from vicinal.training.setup import TrainState, make_accelerator, prepare
+from vicinal.training.setup import TrainState, prepare
 from vicinal.training.train_step import train_step
 
 BACKBONES = ("vit", "swin", "cait", "pit", "t2t")

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 import vicinal
-from vicinal.training.setup import make_accelerator, prepare
+from vicinal.training.accelerator import make_accelerator
+from vicinal.training.setup import prepare
 from vicinal.training.train_step import train_step
 
 

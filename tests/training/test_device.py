@@ -8,9 +8,9 @@ import torch
 
 from small_runs import config
 from vicinal.errors import VicinalError
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import ConfigError
 from vicinal.training.device import find_device
-from vicinal.training.setup import make_accelerator
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import torch
 
 import vicinal
 from small_runs import config
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import recipe
 from vicinal.training.header import nearest_recipe, run_header
 from vicinal.training.logger import format_epoch
-from vicinal.training.setup import make_accelerator, prepare
+from vicinal.training.setup import prepare
 
 
 def header(tmp_path, **changes):

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 import vicinal
 from small_runs import config, weights
 from vicinal.cli.main import main
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import ConfigError, recipe
-from vicinal.training.setup import make_accelerator, prepare
+from vicinal.training.setup import prepare
 
 NO_TRAINING = {"lr": 1e-12, "min_lr": 0, "epochs": 1, "warmup": 0}
 

@@ -14,9 +14,10 @@ from vicinal.attachment import get_priors
 from vicinal.data import Preprocessing, open_dataset
 from vicinal.data.catalog import SETS
 from vicinal.mixing import Mixing
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import recipe
 from vicinal.training.optimizer import create_optimizer
-from vicinal.training.setup import make_accelerator, make_loaders, prepare
+from vicinal.training.setup import make_loaders, prepare
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ import vicinal
 from small_runs import config
 from vicinal.attachment import get_priors
 from vicinal.models import BACKBONES
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import TrainConfig, recipe
-from vicinal.training.setup import make_accelerator, prepare
+from vicinal.training.setup import prepare
 
 SMALL_VITS = ["vit-mini", "vit-micro"]
 

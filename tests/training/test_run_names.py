@@ -12,7 +12,8 @@ from photo_folders import interrupted, paint
 from small_runs import SMALL
 from vicinal.errors import VicinalError
 from vicinal.files import write_json
-from vicinal.training.setup import make_accelerator, prepare
+from vicinal.training.accelerator import make_accelerator
+from vicinal.training.setup import prepare
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,9 @@ import pytest
 
 import vicinal
 from small_runs import config
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import ConfigError, TrainConfig
-from vicinal.training.setup import make_accelerator, prepare
+from vicinal.training.setup import prepare
 
 
 def reference_rate(step, steps, warmup, lr, min_lr):

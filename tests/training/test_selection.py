@@ -9,9 +9,10 @@ from sklearn.utils.class_weight import compute_class_weight
 import vicinal
 from small_runs import assert_same_run, config, weights
 from vicinal.training import train as loop
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.checkpoints import Progress
 from vicinal.training.config import ConfigError
-from vicinal.training.setup import make_accelerator, prepare
+from vicinal.training.setup import prepare
 
 
 def progress(*accuracies):

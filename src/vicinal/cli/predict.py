@@ -65,11 +65,9 @@ def predict(
     model, note = open_model(run)
     if note is not None:
         print(f"vicinal: {note}", file=sys.stderr)
-    declared: Any = model.pretrained_cfg
     model.to(find_device(device))
-    preprocessing = Preprocessing.of_model(declared)
-    documents = []
-    inspection = None
+    preprocessing = Preprocessing.of_model(model.pretrained_cfg)  # type: ignore[arg-type]
+    documents, inspection = [], None
     for group, tensors in read_images(files, preprocessing, batch_size, problems):
         found = most_probable(model, tensors, top)
         if explain is not None:

@@ -3,7 +3,8 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vicinal.errors import VicinalError, unknown_name
 
@@ -183,6 +184,11 @@ def train_args(arguments: argparse.Namespace) -> list[str]:
         "seed": arguments.seed,
         "out": f"runs/{name}",
     }
+    return _as_flags(settings)
+
+
+def _as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings as words of a command line; a setting that is None is left out."""
     words = []
     for flag, value in settings.items():
         if isinstance(value, bool):

@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from vicinal.data import Loader, Preprocessing, TransformedImages
 from vicinal.errors import VicinalError
+from vicinal.training.accelerator import reset_accelerator
 from vicinal.training.evaluation_data import open_evaluation_data
 from vicinal.training.model_path import open_model
 from vicinal.training.run_folder import Run
-from vicinal.training.setup import reset_accelerator
 
 __all__ = ["Evaluation", "evaluate", "evaluate_split"]
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import patch_environment
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -24,21 +22,17 @@ from vicinal.data import (
 from vicinal.data.rng import reseed
 from vicinal.mixing import Mixing, TransMix
 from vicinal.training.config import ConfigError, TrainConfig
-from vicinal.training.device import find_device
 from vicinal.training.initial_model import create_initial_model
 from vicinal.training.optimizer import create_optimizer
 from vicinal.training.schedule import create_schedule
-from vicinal.training.tracker import check_tracker
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 from timm.utils import ModelEmaV3  # isort: skip
 
 __all__ = [
     "TrainState",
-    "make_accelerator",
     "make_loaders",
     "prepare",
-    "reset_accelerator",
     "seed_generators",
 ]
 
@@ -77,60 +71,6 @@ class TrainState:
     def eval_model(self) -> nn.Module:
         """The model that is evaluated and saved: the moving average if there is one, else the model itself."""
         return self.ema.module if self.ema is not None else self.raw_model
-
-
-def make_accelerator(config: TrainConfig) -> Accelerator:
-    """Returns an Accelerator for the device, precision and processes of a run.
-
-    Processes are those that torchrun or `accelerate launch` started; one process without a launcher.
-
-    Raises:
-        ConfigError: if the device does not support the precision, the batch cannot be divided evenly, or the package of
-            the tracker is missing.
-    """
-    check_tracker(config)
-    device = find_device(config.device)
-    if config.precision == "fp16" and device.type in ("cpu", "mps"):
-        raise ConfigError("precision", f"fp16 needs a GPU; on {device.type}, use bf16 or fp32")
-    if config.precision == "fp64" and device.type == "mps":
-        raise ConfigError("precision", "fp64 does not exist on mps; use fp32")
-    precision = config.precision if config.precision in ("bf16", "fp16") else "no"
-    accelerator = reset_accelerator(config.device, precision, compiled=config.compile)
-    pieces = accelerator.num_processes * config.accumulate
-    if config.batch_size % pieces:
-        raise ConfigError(
-            "batch_size",
-            f"must be a multiple of {pieces} ({accelerator.num_processes} processes x {config.accumulate} pieces), "
-            f"got {config.batch_size}",
-        )
-    return accelerator
-
-
-def reset_accelerator(device: str, precision: str = "no", *, compiled: bool = False) -> Accelerator:
-    """Returns an Accelerator whose device and precision do not depend on earlier ones.
-
-    Accelerate keeps those of the first Accelerator of a process in shared states, which are reset here. With several
-    processes, each takes the GPU of its local rank.
-
-    Args:
-        device: as in `find_device`.
-        precision: Accelerate's `mixed_precision`: `no`, `bf16` or `fp16`.
-        compiled: compile models with torch.compile.
-
-    Raises:
-        ConfigError: if this machine does not have the device, or several processes were to share it.
-    """
-    found, several = find_device(device), int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if several and found.index is not None:
-        raise ConfigError("device", f"must have no number with several processes, got {device}")
-    if AcceleratorState._shared_state:
-        AcceleratorState._reset_state()
-    if PartialState._shared_state and not several and PartialState().device != found:
-        PartialState._reset_state()
-    named = {} if several or device in ("auto", "cpu") else {"ACCELERATE_TORCH_DEVICE": str(found)}
-    with patch_environment(**named):
-        backend = "inductor" if compiled else None
-        return Accelerator(cpu=found.type == "cpu", mixed_precision=precision, dynamo_backend=backend)
 
 
 def seed_generators(seed: int) -> None:
@@ -174,19 +114,7 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema)
     optimizer = create_optimizer(raw_model, config)
     schedule = create_schedule(optimizer, config, train.steps)
-    mixing = Mixing(
-        config.mix,
-        classes=len(source.class_names),
-        prob=config.mix_prob,
-        smoothing=config.smoothing,
-        mixup_share=config.mixup_share,
-        per_example=config.mix_per_example,
-        model=raw_model,
-        transmix=TransMix(config.transmix),
-        partner=config.mix_partner,
-        mixup_alpha=config.mixup_alpha,
-        cutmix_alpha=config.cutmix_alpha,
-    )
+    mixing = _make_mixing(config, len(source.class_names), raw_model)
     model, optimizer = accelerator.prepare(raw_model, optimizer)
     return TrainState(
         accelerator=accelerator,
@@ -204,6 +132,22 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
         class_weights=_class_weights(train, len(source.class_names)) if config.balance == "weights" else None,
         frozen_norms=[each for each in raw_model.modules() if config.freeze and isinstance(each, _BatchNorm)],
         notes=notes,
+    )
+
+
+def _make_mixing(config: TrainConfig, classes: int, model: nn.Module) -> Mixing:
+    return Mixing(
+        config.mix,
+        classes=classes,
+        prob=config.mix_prob,
+        smoothing=config.smoothing,
+        mixup_share=config.mixup_share,
+        per_example=config.mix_per_example,
+        model=model,
+        transmix=TransMix(config.transmix),
+        partner=config.mix_partner,
+        mixup_alpha=config.mixup_alpha,
+        cutmix_alpha=config.cutmix_alpha,
     )
 
 

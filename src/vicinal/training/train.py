@@ -20,6 +20,7 @@ from vicinal.data.data_record import SKIPPED_FILE
 from vicinal.files import write_json
 from vicinal.models import save
 from vicinal.models.save import save_config
+from vicinal.training.accelerator import make_accelerator
 from vicinal.training.checkpoints import Progress, load_best, load_checkpoint, save_best, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
@@ -33,7 +34,7 @@ from vicinal.training.loss_buffer import LossBuffer
 from vicinal.training.model_path import MODEL_CONFIG
 from vicinal.training.predictions_file import write_predictions
 from vicinal.training.run_folder import RESULTS_FILE, Run, with_absolute_paths
-from vicinal.training.setup import TrainState, make_accelerator, prepare
+from vicinal.training.setup import TrainState, prepare
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
 from vicinal.training.tracker import start_tracker
