@@ -24,15 +24,19 @@ vicinal train --model vit --prior gmm --dataset cifar10 --recipe paper
 
 vicinal train --model vit-mini --prior conv --dataset folder:photos --img-size 64 --epochs 50
 
+vicinal train --recipe finetune --model vit_tiny_patch16_224 --pretrained --prior gmm --dataset folder:photos
+
 vicinal train --resume runs/x
 
 torchrun --nproc-per-node 2 -m vicinal train ... (or: accelerate launch -m vicinal train ...)
 
 The recipe quick uses random crop and flip, for small data, short runs and CPUs. The recipe paper is that of the GMM
-paper, with AutoAugment, random erasing, Mixup and CutMix. An epoch is one pass over the data; the paper's program makes
+paper, with AutoAugment, random erasing, Mixup and CutMix. The recipe finetune takes few epochs, with a lower learning
+rate in earlier layers, from weights that were trained before. An epoch is one pass over the data; the paper's program makes
 three passes in each epoch, so its 100 epochs with 10 of warm-up are 300 and 30 here.
 
-The figure to report is that of the test split, which is evaluated once, at the end, with the last weights."""
+The figure to report is that of the test split, which is evaluated once, at the end, with the last weights
+unless --keep says otherwise."""
 
 
 @dataclass
@@ -53,7 +57,7 @@ def run(args: Sequence[str]) -> None:
     def parse(
         settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = _base_config(base_flags),  # noqa: B008
         *,
-        recipe: Literal["quick", "paper"] = "quick",
+        recipe: Literal["quick", "paper", "finetune"] = "quick",
         config: Path | None = None,
         resume: Path | None = None,
     ) -> TrainConfig:
