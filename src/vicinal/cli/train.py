@@ -32,11 +32,11 @@ torchrun --nproc-per-node 2 -m vicinal train ... (or: accelerate launch -m vicin
 
 The recipe quick uses random crop and flip, for small data, short runs and CPUs. The recipe paper is that of the GMM
 paper, with AutoAugment, random erasing, Mixup and CutMix. The recipe finetune takes few epochs, with a lower learning
-rate in earlier layers, from weights that were trained before. An epoch is one pass over the data; the paper's program makes
-three passes in each epoch, so its 100 epochs with 10 of warm-up are 300 and 30 here.
+rate in earlier layers, from weights that were trained before. An epoch is one pass over the data; the paper's program
+makes three passes in each epoch, so its 100 epochs with 10 of warm-up are 300 and 30 here.
 
-The figure to report is that of the test split, which is evaluated once, at the end, with the last weights
-unless --keep says otherwise."""
+The figure to report is that of the test split, which is evaluated once, at the end, with the last weights,
+or those that --keep names."""
 
 
 @dataclass
