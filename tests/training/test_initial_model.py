@@ -167,6 +167,15 @@ def test_the_recipe_finetune_decays_by_layer_and_not_in_priors(tmp_path, digits_
     assert of_priors
 
 
+def test_the_recipe_finetune_on_the_command_line(tmp_path, digits_run, capsys):
+    words = ["--recipe", "finetune", "--init-from", str(digits_run.folder), "--train-size", "64", "--epochs", "2"]
+    assert main(["train", *words, "--val-size", "0", "--out", str(tmp_path / "run")]) == 0
+    found = vicinal.Run(tmp_path / "run").config
+    assert (found.layer_decay, found.warmup_epochs, found.prior_lr) == (0.75, 0.2, 30.0)
+    assert main(["train", "--recipe", "finetune", "--out", str(tmp_path / "none")]) == 2
+    assert "--layer-decay needs weights that were trained before" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("changes", [{"freeze": True}, {"layer_decay": 0.5}])
 def test_fine_tuning_needs_weights(tmp_path, changes):
     with pytest.raises(ConfigError, match="needs weights that were trained before") as error:

@@ -26,15 +26,19 @@ vicinal train --model vit --prior gmm --dataset cifar10 --recipe paper
 
 vicinal train --prior conv --dataset folder:photos (an own folder: vit-mini at 64 pixels)
 
+vicinal train --recipe finetune --model vit_tiny_patch16_224 --pretrained --prior gmm --dataset folder:photos
+
 vicinal train --resume runs/x
 
 torchrun --nproc-per-node 2 -m vicinal train ... (or: accelerate launch -m vicinal train ...)
 
 The recipe quick uses random crop and flip, for small data, short runs and CPUs. The recipe paper is that of the GMM
-paper, with AutoAugment, random erasing, Mixup and CutMix. An epoch is one pass over the data; the paper's program makes
-three passes in each epoch, so its 100 epochs with 10 of warm-up are 300 and 30 here.
+paper, with AutoAugment, random erasing, Mixup and CutMix. The recipe finetune takes few epochs, with a lower learning
+rate in earlier layers, from weights that were trained before. An epoch is one pass over the data; the paper's program
+makes three passes in each epoch, so its 100 epochs with 10 of warm-up are 300 and 30 here.
 
-The figure to report is that of the test split, which is evaluated once, at the end, with the last weights."""
+The figure to report is that of the test split, which is evaluated once, at the end, with the last weights,
+or those that --keep names."""
 
 
 @dataclass
