@@ -8,6 +8,7 @@ from PIL import Image
 import vicinal
 from photo_folders import config, interrupted, paint
 from small_runs import assert_same_run
+from vicinal.cli.main import main
 from vicinal.errors import VicinalError
 
 
@@ -63,3 +64,18 @@ def test_other_data_cannot_take_the_place_of_a_runs_own(photos, tmp_path, monkey
     message = refusal(run, vicinal.Run(run).config.changed(dataset=f"folder:{other}"))
     assert "30 removed (dog/000.png, dog/001.png, dog/002.png, ...)" in message
     assert vicinal.Run(run).config.dataset == f"folder:{photos}"
+
+
+def test_the_command_line_takes_the_new_place_and_names_the_flag(photos, tmp_path, monkeypatch, capsys):
+    run = interrupted(monkeypatch, config(photos, tmp_path / "run"))
+    photos.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "cat" / "000.png").rename(tmp_path / "000.png")
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--resume", str(run), "--dataset", "folder:moved"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"vicinal: --dataset must be the data that {run} was started with, got folder:")
+    assert "1 removed (cat/000.png)" in said
+    (tmp_path / "000.png").rename(tmp_path / "moved" / "cat" / "000.png")
+    assert main(words) == 0
+    assert vicinal.Run(run).config.dataset == f"folder:{tmp_path / 'moved'}"

@@ -5,7 +5,10 @@ import gzip
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
+
+import numpy as np
 
 from vicinal.data.image_dataset import ImageSplit
 from vicinal.files import csv_text, write_bytes, write_csv
@@ -40,13 +43,11 @@ class DataRecord:
     @classmethod
     def of(cls, splits: Mapping[str, ImageSplit], class_names: Sequence[str]) -> "DataRecord":
         """Returns the record of the images of some splits."""
-        rows = (
-            (role, name, size, class_names[label])
-            for role, split in splits.items()
-            for name, size, label in zip(*split.files(), split.labels.tolist(), strict=True)
-        )
+        names = np.array(class_names, dtype=object)
+        rows = (zip(repeat(role), *split.files(), names[split.labels]) for role, split in splits.items())
         skipped = {name: problem for split in splits.values() for name, problem in split.skipped_files().items()}
-        return cls(csv_text((COLUMNS, *rows, *(("skipped", name, None, None) for name in skipped))), skipped)
+        left_out = (("skipped", name, None, None) for name in skipped)
+        return cls(csv_text(chain([COLUMNS], *rows, left_out)), skipped)
 
     @classmethod
     def read(cls, folder: Path) -> "DataRecord | None":
