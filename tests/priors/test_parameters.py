@@ -27,7 +27,7 @@ def test_parameters_have_one_value_for_each_head_or_kernel_and_head(spec, shapes
 
 
 def test_parameters_are_what_the_attributes_of_the_prior_show():
-    prior = build("gmm:kernels=2+conv:centers=neighbours")
+    prior = build("gmm:kernels=2+conv:centers=neighbors")
     mixture, convolution = prior.parts
     found = get_parameters(prior)
     assert np.array_equal(found["gmm.sigma"], mixture.sigma.detach().numpy())
