@@ -26,7 +26,8 @@ def by_hand(attention, x, prior=None):
 
 
 def test_a_vit_with_a_class_token_shows_what_the_token_sees():
-    model = vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=(32, 48), depth=2).eval()
+    options = {"img_size": (32, 48), "depth": 2, "global_pool": "token"}
+    model = vicinal.create_model("vit-micro", prior="gmm:init=spread", **options).eval()
     images = torch.randn(3, 3, 32, 48)
     last = model.blocks[-1].attn
     (x,) = inputs_of(last, lambda: model(images))

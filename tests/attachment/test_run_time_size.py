@@ -73,7 +73,7 @@ def test_vit_follows_the_formula_after_set_input_size():
         model.set_input_size(size)
         places = raster(size[0] // 16, size[1] // 16, prefix=1)
         assert_right(model.blocks[1].attn, lambda size=size: model(images(size)), places)
-    ours = lively(vicinal.create_model("vit-micro", img_size=32, prior=PRIOR)).double().eval()
+    ours = lively(vicinal.create_model("vit-micro", img_size=32, prior=PRIOR, global_pool="token")).double().eval()
     ours.set_input_size((16, 64))
     prefix = 64 // 4 * 16 // 4
     attention = next(module for module in ours.modules() if hasattr(module, "prior_site"))

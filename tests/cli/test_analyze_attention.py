@@ -19,7 +19,7 @@ from vicinal.data import Preprocessing, decode, evaluation_tensor
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     made = {
-        "vit": vicinal.create_model("vit-micro", img_size=32, depth=2),
+        "vit": vicinal.create_model("vit-micro", img_size=32, depth=2, global_pool="token"),
         "swin": vicinal.create_model("swin", img_size=32, depths=(2, 2)),
         "cait": vicinal.create_model("cait", img_size=32, depth=1),
         "xcit": vicinal.create_model("xcit_nano_12_p16_224", img_size=64, depth=1),

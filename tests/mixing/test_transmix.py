@@ -68,7 +68,9 @@ def model_and_images(name="vit-micro", size=(32, 48), count=5, **options):
     return model, torch.randn(count, 3, *size), torch.arange(count) % 4
 
 
-@pytest.mark.parametrize("options", [{"prior": "gmm:init=spread"}, {"global_pool": "avg"}, {}])
+@pytest.mark.parametrize(
+    "options", [{"prior": "gmm:init=spread", "global_pool": "token"}, {"global_pool": "avg"}, {"global_pool": "token"}]
+)
 @pytest.mark.parametrize("per_example", [False, True])
 def test_labels_follow_the_attention_that_the_model_computes(options, per_example):
     model, images, labels = model_and_images(depth=2, **options)

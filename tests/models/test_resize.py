@@ -23,7 +23,7 @@ def test_a_model_of_32_pixels_opens_at_48_and_64(name, tmp_path):
 
 
 def test_positions_are_interpolated_and_the_class_token_keeps_its_own():
-    model = vicinal.create_model("vit-mini")
+    model = vicinal.create_model("vit-mini", global_pool="token")
     before = model.pos_embed.detach().clone()
     vicinal.resize(model, (48, 64))
     assert model.pos_embed.shape == (1, 1 + 12 * 16, 96)
@@ -79,7 +79,7 @@ def test_swin_keeps_its_windows_and_its_tables():
 
 @pytest.mark.parametrize(("rescale", "expected"), [(True, 3.0), (False, 1.5)])
 def test_widths_are_stretched_or_kept(rescale, expected, tmp_path):
-    model = vicinal.create_model("vit-mini", prior="gmm:kernels=1,sigma=1.5")
+    model = vicinal.create_model("vit-mini", prior="gmm:kernels=1,sigma=1.5", global_pool="token")
     folder = vicinal.save(model, tmp_path / "model")
     for prior in get_priors(vicinal.load(folder, img_size=64, rescale=rescale)).values():
         assert prior.grid == vicinal.Grid(16, 16, prefix=1)
@@ -88,7 +88,7 @@ def test_widths_are_stretched_or_kept(rescale, expected, tmp_path):
 
 @pytest.mark.parametrize("prior", ["elm", "rpe", "rpe-mlp", "conv", "decay", "gab+gmm"])
 def test_every_prior_goes_along(prior):
-    model = vicinal.create_model("vit-mini", prior=prior).eval()
+    model = vicinal.create_model("vit-mini", prior=prior, global_pool="token").eval()
     trained = get_priors(model)
     with torch.no_grad():
         for parameter in (p for each in trained.values() for p in each.parameters()):

@@ -40,7 +40,7 @@ def test_the_header_says_what_is_trained_on_what(tmp_path):
     assert rows["val"] == "60 images, held out of the training images"
     assert rows["test"] == "359 images, held out of the training images"
     parameters = sum(parameter.numel() for parameter in state.raw_model.parameters())
-    assert rows["model"].startswith(f"vit-micro, {parameters:,} parameters, 17 tokens (4 x 4 + 1), pooling ")
+    assert rows["model"] == f"vit-micro, {parameters:,} parameters, 16 tokens (4 x 4), pooling avg"
     assert rows["prior"] == "gmm:kernels=3 in 4 layers, 96 parameters, learning rate x 30"  # 3 x 4 heads x 2 x 4 layers
     assert rows["recipe"] == "quick, with epochs 3, warmup 1, batch_size 32, lr 0.01"
     assert rows["steps"] == f"{3 * state.train.steps} of 32 images: 3 epochs of {state.train.steps}"
@@ -49,7 +49,8 @@ def test_the_header_says_what_is_trained_on_what(tmp_path):
 
 
 def test_a_resumed_run_and_one_without_prior_and_validation_say_so(tmp_path):
-    rows, state = header(tmp_path, val_size=0, seed=7)
+    rows, state = header(tmp_path, val_size=0, seed=7, pool="token")
+    assert rows["model"].endswith("17 tokens (4 x 4 + 1), pooling token")
     assert rows["prior"] == "none"
     assert rows["val"] == "none"
     assert rows["steps"].endswith(f", from step 7 of {3 * state.train.steps}")

@@ -21,7 +21,7 @@ def groups_of(model, **settings):
 
 
 def test_decay_spares_priors_norms_biases_and_what_the_model_names():
-    model = vicinal.create_model("vit-micro", prior="gmm+gab", img_size=8, in_chans=1)
+    model = vicinal.create_model("vit-micro", prior="gmm+gab", img_size=8, in_chans=1, global_pool="token")
     groups = groups_of(model)
     decayed = {name for decay, _, names in groups if decay for name in names}
     others = {name for decay, _, names in groups if not decay for name in names}

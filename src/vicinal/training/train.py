@@ -126,12 +126,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
 
     # Create the run folder, or restore the last checkpoint.
     run, progress = _open_run(config, run, state)
-    logger = NullLogger()
-    if is_main:
-        print("".join(f"note: {note}\n" for note in state.notes), end="", file=sys.stderr)
-        print(run_header(config, state, run.folder, progress.step), flush=True)
-        tracker = start_tracker(config, run.folder, progress.step)
-        logger = RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history, tracker)
+    logger = _make_logger(config, state, run, progress)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
         while not progress.is_over(config.epochs, config.patience):
@@ -214,6 +209,17 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
         save_config(state.raw_model, file, class_names=state.class_names, preprocessing=preprocessing)
     folder = broadcast_object_list([None if run is None else run.folder])[0]  # waits for the main process
     return Run(folder), Progress()
+
+
+def _make_logger(config: TrainConfig, state: TrainState, run: Run, progress: Progress) -> NullLogger:
+    """Prints the header of the run and starts its tracker. Returns the logger of this process."""
+    if not state.accelerator.is_main_process:
+        return NullLogger()
+    print("".join(f"note: {note}\n" for note in state.notes), end="", file=sys.stderr)
+    print(run_header(config, state, run.folder, progress.step), flush=True)
+    tracker = start_tracker(config, run.folder, progress.step)
+    steps = state.train.steps
+    return RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history, tracker)
 
 
 def _evaluate(state: TrainState, config: TrainConfig, split: str, progress: Progress, run: Run) -> Evaluation | None:
