@@ -1,5 +1,6 @@
 """Several processes on one machine, started as a user would start them."""
 
+import csv
 import os
 import random
 import signal
@@ -62,6 +63,10 @@ def test_launchers_write_one_run_with_exact_figures(tmp_path, launcher, processe
         assert again.images == found.results[split]["images"] == images
         assert again.confusion == found.results[split]["confusion"]
         assert again.loss == pytest.approx(found.results[split]["loss"], rel=1e-5)
+        with open(found.folder / "predictions.csv", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["split"] == split]
+        assert [int(row["prediction"]) for row in rows] == again.predicted
+        assert [float(row["confidence"]) for row in rows] == pytest.approx(again.confidence, abs=1e-4)
 
 
 def test_an_error_is_said_once(tmp_path):
