@@ -35,7 +35,7 @@ def test_every_unreadable_file_is_listed_at_once(photos, capsys):
     assert main(["datasets", f"folder:{photos}", "--check"]) == 0
     assert capsys.readouterr().out.startswith("all 37 images can be read\n")
     assert main(["datasets", "--check"]) == 2
-    assert "--check needs the name of a set" in capsys.readouterr().err
+    assert "--check needs the name of a dataset" in capsys.readouterr().err
 
 
 def test_the_rest_is_the_dataset_without_them(photos, square):

@@ -41,7 +41,7 @@ def test_the_test_figure_is_that_of_the_saved_model(tmp_path):
     assert found["per_class"] == pytest.approx(recall_score(test.labels, logits.argmax(1), average=None))
     with open(run.folder / "predictions.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["split"] == "test"]
-    assert [int(row["image"]) for row in rows] == test.rows.tolist()
+    assert [row["image"] for row in rows] == [f"image {row}" for row in test.rows]
     assert [int(row["label"]) for row in rows] == test.labels.tolist()
     assert [int(row["prediction"]) for row in rows] == logits.argmax(1).tolist()
     expected = logits.double().softmax(1).amax(1).tolist()

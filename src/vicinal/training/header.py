@@ -10,7 +10,7 @@ from torch import nn
 
 from vicinal.attachment import get_priors
 from vicinal.data import ImageSplit
-from vicinal.training.config import DEFAULT_MODEL, FIELD_GROUPS, TrainConfig, recipe
+from vicinal.training.config import FIELD_GROUPS, TrainConfig, recipe
 from vicinal.training.recipes import RECIPES
 from vicinal.training.setup import TrainState
 
@@ -96,7 +96,7 @@ def _origin(split: ImageSplit, train: ImageSplit) -> str:
 
 def _describe_model(config: TrainConfig, state: TrainState) -> str:
     model = state.raw_model
-    name = config.init_from or config.model or DEFAULT_MODEL
+    name = config.init_from or config.model_name
     weights = " from timm's weights" if config.pretrained else ""
     tokens = _describe_tokens(model)
     pool = getattr(model, "global_pool", None)

@@ -16,7 +16,7 @@ from vicinal.models import create_model, load
 from vicinal.models.factory import find_backbone, make_timm_model
 from vicinal.models.resize import resize
 from vicinal.priors.base import Prior
-from vicinal.training.config import DEFAULT_MODEL, ConfigError, TrainConfig
+from vicinal.training.config import ConfigError, TrainConfig
 from vicinal.training.model_path import is_weights_file, model_folder
 
 from timm.layers import resample_patch_embed  # isort: skip
@@ -62,7 +62,7 @@ def freeze(model: nn.Module) -> None:
 
 
 def _create_model(config: TrainConfig, source: ImageDataset) -> nn.Module:
-    name = config.model or DEFAULT_MODEL
+    name = config.model_name
     options: dict[str, Any] = {}
     if config.patch_size is not None:
         options["patch_size"] = config.patch_size
@@ -72,7 +72,7 @@ def _create_model(config: TrainConfig, source: ImageDataset) -> nn.Module:
         options["pretrained_cfg_overlay"] = {"file": config.init_from, "custom_load": False, "num_classes": -1}
     trained = config.pretrained or config.init_from is not None
     size = config.img_size or None
-    if size is None and not trained:
+    if size is None and not trained and not (config.own_data and find_backbone(name) is None):
         size = (source.info.size,)
     model: Any = create_model(
         name,

@@ -16,7 +16,7 @@ COLUMNS = ("split", "image", "label", "prediction", "confidence")
 def write_predictions(
     folder: Path, evaluated: Mapping[str, tuple[Loader, Evaluation]], class_names: Sequence[str]
 ) -> None:
-    """Writes predictions.csv to a run folder: a row for each image, which `image` numbers in the dataset's own split.
+    """Writes predictions.csv to a run folder: a row for each image, by its name.
 
     Args:
         folder: run folder.
@@ -24,10 +24,10 @@ def write_predictions(
         class_names: of the classes.
     """
     rows = (
-        (split, row, class_names[label], class_names[prediction], round(confidence, 6))
+        (split, name, class_names[label], class_names[prediction], round(confidence, 6))
         for split, (loader, found) in evaluated.items()
-        for row, label, prediction, confidence in zip(
-            loader.images.split.rows.tolist(),
+        for name, label, prediction, confidence in zip(
+            loader.images.split.files()[0],
             loader.images.labels.tolist(),
             found.predicted,
             found.confidence,
