@@ -13,11 +13,19 @@ from vicinal.analysis.learned_tables import draw_fits, draw_mixture_r2, fit_mode
 SIGMAS = ((1.5, 2.5), (2.0, 1.2), (3.0, 2.0))
 
 
-def planted(depth=2, prior="rpe", **options):
+def planted(depth=2, prior="rpe", global_pool="token", **options):
     """A model of 3 heads on a grid of 8 x 10 whose tables are Gaussians: `SIGMAS` of each head, the amplitude
     -(layer + 1); the last layer is flat."""
     model = vicinal.create_model(
-        "vit-micro", prior=prior, img_size=(32, 40), patch_size=4, depth=depth, embed_dim=24, num_heads=3, **options
+        "vit-micro",
+        prior=prior,
+        img_size=(32, 40),
+        patch_size=4,
+        depth=depth,
+        embed_dim=24,
+        num_heads=3,
+        global_pool=global_pool,
+        **options,
     )
     y, x = torch.arange(-7, 8)[:, None], torch.arange(-9, 10)[None]
     for layer, block in enumerate(model.blocks):
@@ -60,14 +68,16 @@ def test_the_mean_over_heads_is_one_table():
 
 
 def test_heads_that_share_a_table_are_fitted_once():
-    model = vicinal.create_model("vit-micro", prior="gab:sigma=2", img_size=32, depth=2)
+    model = vicinal.create_model("vit-micro", prior="gab:sigma=2", img_size=32, depth=2, global_pool="token")
     report = fit_model(model)
     assert [(row.layer, row.head) for row in report.rows] == [(1, None), (2, None)]
     assert report.rows[0].gaussian.sigma_x == pytest.approx(2, rel=0.01)
 
 
 def test_the_best_mixture_of_a_trained_mask_is_its_own():
-    model = vicinal.create_model("vit-micro", prior="gmm:kernels=2,init=spread", img_size=32, depth=1)
+    model = vicinal.create_model(
+        "vit-micro", prior="gmm:kernels=2,init=spread", img_size=32, depth=1, global_pool="token"
+    )
     report = fit_model(model, kernels=2)
     prior = model.blocks[0].attn.prior
     for row in report.rows:
@@ -112,7 +122,7 @@ def test_bad_input_is_told(options, message):
 
 def test_a_model_without_tables_cannot_be_fitted():
     with pytest.raises(vicinal.VicinalError, match="has no table"):
-        fit_model(vicinal.create_model("vit-micro", img_size=32, depth=1))
+        fit_model(vicinal.create_model("vit-micro", img_size=32, depth=1, global_pool="token"))
 
 
 def test_text_json_and_csv_say_the_same(report, tmp_path):
@@ -239,7 +249,9 @@ def test_two_tables_of_a_layer_are_drawn_apart(tmp_path):
 
 
 def test_a_model_that_is_flat_everywhere_is_drawn(tmp_path):
-    report = fit_model(vicinal.create_model("vit-micro", prior="rpe", img_size=32, depth=2), kernels=1)
+    report = fit_model(
+        vicinal.create_model("vit-micro", prior="rpe", img_size=32, depth=2, global_pool="token"), kernels=1
+    )
     draw_fits(report).savefig(tmp_path / "fits.png")
     draw_mixture_r2(report).savefig(tmp_path / "kernels.png")
     assert "none fits" in shown(draw_fits(report))

@@ -51,7 +51,9 @@ def check_pairs(table, pairs, height, width, prefix=0):
     ],
 )
 def test_a_prior_gives_its_table(prior, role):
-    model = vicinal.create_model("vit-micro", prior=prior, img_size=(16, 24), patch_size=4, depth=2)
+    model = vicinal.create_model(
+        "vit-micro", prior=prior, img_size=(16, 24), patch_size=4, depth=2, global_pool="token"
+    )
     first, second = tables_of(model)
     assert [first.name, second.name] == ["blocks.0.attn", "blocks.1.attn"]
     assert (first.kind, first.role) == (prior, role)
@@ -61,7 +63,12 @@ def test_a_prior_gives_its_table(prior, role):
 
 def test_a_composition_gives_a_table_of_each_role():
     model = vicinal.create_model(
-        "vit-micro", prior="gmm:init=spread+gab+rpe:init=normal", img_size=16, patch_size=4, depth=1
+        "vit-micro",
+        prior="gmm:init=spread+gab+rpe:init=normal",
+        img_size=16,
+        patch_size=4,
+        depth=1,
+        global_pool="token",
     )
     scale, bias = tables_of(model)
     assert (scale.role, bias.role) == ("scale", "bias")
@@ -70,7 +77,9 @@ def test_a_composition_gives_a_table_of_each_role():
 
 
 def test_a_prior_free_per_pair_gives_what_the_center_patch_sees():
-    model = vicinal.create_model("vit-micro", prior="elm:share_heads=false", img_size=(16, 24), patch_size=4, depth=1)
+    model = vicinal.create_model(
+        "vit-micro", prior="elm:share_heads=false", img_size=(16, 24), patch_size=4, depth=1, global_pool="token"
+    )
     prior = model.blocks[0].attn.prior
     with torch.no_grad():
         prior.flat_mask.normal_()

@@ -26,7 +26,9 @@ from vicinal.training.prior_history import PriorHistory
 
 def masks_with(prior, depth=2):
     """The masks of a small model whose priors are somewhere else than at their start, on a grid of 4 x 6 patches."""
-    model = vicinal.create_model("vit-micro", prior=prior, img_size=(16, 24), patch_size=4, depth=depth)
+    model = vicinal.create_model(
+        "vit-micro", prior=prior, img_size=(16, 24), patch_size=4, depth=depth, global_pool="token"
+    )
     with torch.no_grad():
         for each in get_priors(model).values():
             for parameter in each.parameters():
@@ -157,7 +159,7 @@ def test_kernels_are_drawn_relative_to_even_attention():
 
 def test_a_blank_prior_is_drawn_too():
     for prior in ("gmm", "rpe"):
-        masks = masks_of(vicinal.create_model("vit-micro", prior=prior, img_size=16, depth=1))
+        masks = masks_of(vicinal.create_model("vit-micro", prior=prior, img_size=16, depth=1, global_pool="token"))
         assert_words_are_on_the_page(draw_masks(masks))
         assert_words_are_on_the_page(draw_convolutions(masks))
 

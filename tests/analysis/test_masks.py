@@ -31,7 +31,9 @@ PRIORS = [
 
 def model_with(prior):
     """A small model whose priors are somewhere else than at their start, on a grid of 4 x 7 patches and a token."""
-    model = vicinal.create_model("vit-micro", prior=prior, img_size=(16, 28), patch_size=4, depth=2)
+    model = vicinal.create_model(
+        "vit-micro", prior=prior, img_size=(16, 28), patch_size=4, depth=2, global_pool="token"
+    )
     with torch.no_grad():
         for each in get_priors(model).values():
             for parameter in each.parameters():
@@ -193,7 +195,7 @@ def test_learned_options_are_written_by_layer_kernel_and_head(tmp_path):
 
 def test_bad_input_is_told():
     with pytest.raises(VicinalError, match="has no prior"):
-        masks_of(vicinal.create_model("vit-micro", depth=1))
+        masks_of(vicinal.create_model("vit-micro", depth=1, global_pool="token"))
     model = model_with("gmm")
     with pytest.raises(VicinalError, match="unknown layer 2: there are 2 "):
         masks_of(model).index(2)

@@ -23,7 +23,9 @@ def photos(tmp_path):
 
 
 def test_a_notebook_opens_models_and_images_and_writes_fields(photos, tmp_path):
-    folder = vicinal.save(vicinal.create_model("vit-micro", img_size=16, depth=1), tmp_path / "model")
+    folder = vicinal.save(
+        vicinal.create_model("vit-micro", img_size=16, depth=1, global_pool="token"), tmp_path / "model"
+    )
     (opened,) = open_models([folder], device="cpu")
     assert (opened.name, opened.img_size, opened.run) == ("model (vit-micro)", (16, 16), None)
     images = ImageSelection(photos, count=3, batch_size=2)
@@ -34,7 +36,9 @@ def test_a_notebook_opens_models_and_images_and_writes_fields(photos, tmp_path):
 
 
 def test_pixels_are_those_of_the_file(photos, tmp_path):
-    folder = vicinal.save(vicinal.create_model("vit-micro", img_size=16, depth=1), tmp_path / "model")
+    folder = vicinal.save(
+        vicinal.create_model("vit-micro", img_size=16, depth=1, global_pool="token"), tmp_path / "model"
+    )
     (opened,) = open_models([folder], device="cpu")
     names, images = ImageSelection(photos / "2.png").first(opened, 4)
     assert names == ["2"]

@@ -51,7 +51,7 @@ MODELS = {
     "BEiT": (beit, 2),
     "EdgeNeXt": (edgenext, 2),
     "LeViT": (lambda: Levit(**LEVIT), 3),
-    "prior": (lambda: vicinal.create_model("vit-micro", prior="conv+gmm:init=spread", depth=2), 3),
+    "prior": (lambda: vicinal.create_model("vit-micro", prior="conv+gmm:init=spread", depth=2, global_pool="token"), 3),
     "prior alone": (lambda: vicinal.create_model("vit-relpos", prior="gab", depth=2), 4),
     "torchvision": (torchvision_vit, 1),
     "Hugging Face ViT": (
@@ -139,7 +139,7 @@ def test_random_positions_are_as_wide_as_the_model_starts_them():
 
 
 def test_a_random_prior_is_a_new_one_of_the_same_kind():
-    model = vicinal.create_model("vit-micro", prior="gmm:kernels=3,init=paper", depth=2)
+    model = vicinal.create_model("vit-micro", prior="gmm:kernels=3,init=paper", depth=2, global_pool="token")
     own = [block.attn.prior for block in model.blocks]
     with torch.no_grad():
         own[0].flat_sigma.fill_(3)

@@ -150,7 +150,7 @@ def test_the_batch_size_does_not_matter(make, size):
 
 
 def test_the_model_is_left_as_it_was():
-    model = vicinal.create_model("vit-micro", prior="gmm:init=paper", depth=2).train()
+    model = vicinal.create_model("vit-micro", prior="gmm:init=paper", depth=2, global_pool="token").train()
     model.head.requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
@@ -180,7 +180,7 @@ def test_rounding_is_no_field():
 
 
 def test_positions_make_a_difference():
-    model = lively(vicinal.create_model("vit-micro", prior="gab", depth=2))
+    model = lively(vicinal.create_model("vit-micro", prior="gab", depth=2, global_pool="token"))
     images = torch.randn(4, 3, 32, 32)
     fields = {how: receptive_field(model, images, positions=how) for how in ("trained", "random", "zero")}
     assert [field.positions for field in fields.values()] == ["trained", "random", "zero"]

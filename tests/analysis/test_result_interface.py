@@ -27,7 +27,7 @@ MEASURES = {
 
 @pytest.mark.parametrize("measure", MEASURES)
 def test_results_have_one_interface(measure, tmp_path):
-    model = vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=2)
+    model = vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=2, global_pool="token")
     found = MEASURES[measure](model)
     assert found.model == "mine"
     assert "mine" in found.table()
@@ -46,7 +46,7 @@ def test_results_have_one_interface(measure, tmp_path):
 
 
 def test_old_methods_warn_and_work(tmp_path):
-    model = vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=1)
+    model = vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=1, global_pool="token")
     masks = masks_of(model)
     with pytest.warns(DeprecationWarning, match=r"Masks\.write_json .* save"):
         masks.write_json(tmp_path / "old")
@@ -65,13 +65,16 @@ def test_a_model_is_named_by_its_architecture_and_its_prior_by_its_spec():
     cost = cost_of(vicinal.create_model("vit", prior="gmm", img_size=32), batch_size=4)
     assert (cost.model, cost.prior) == ("vicinal_vit", "gmm")
     assert cost.published is not None
-    assert cost_of(vicinal.create_model("vit-micro", img_size=16, depth=1), batch_size=4).prior == "none"
+    assert (
+        cost_of(vicinal.create_model("vit-micro", img_size=16, depth=1, global_pool="token"), batch_size=4).prior
+        == "none"
+    )
 
 
 def test_an_inspection_is_passed_on(monkeypatch):
     from vicinal.analysis.attention_maps import inspect_images
 
-    model = vicinal.create_model("vit-micro", img_size=16, depth=2)
+    model = vicinal.create_model("vit-micro", img_size=16, depth=2, global_pool="token")
     expected = [measure(model, IMAGES) for measure in (attention_maps, rollout, attention_statistics)]
     inspection = inspect_images(model, IMAGES)
     monkeypatch.setattr("vicinal.inspection.attention_tap.inspect_runner", None)
@@ -84,7 +87,7 @@ def test_an_inspection_is_passed_on(monkeypatch):
     with pytest.raises(VicinalError, match="3 x 16 x 16 and 3 x 8 x 8"):
         rollout(model, torch.rand(1, 3, 8, 8), inspection=inspection)
     with pytest.raises(VicinalError, match="another model"):
-        rollout(vicinal.create_model("vit-micro", img_size=16), IMAGES, inspection=inspection)
+        rollout(vicinal.create_model("vit-micro", img_size=16, global_pool="token"), IMAGES, inspection=inspection)
 
 
 def test_names_resolve_lazily():

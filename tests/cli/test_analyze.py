@@ -135,7 +135,10 @@ def test_masks_are_drawn_with_their_history(run, capsys):
 
 def test_runs_of_one_name_are_told_apart_by_the_folders_above(photos, tmp_path, capsys, monkeypatch):
     for place in ("a/x", "b/x"):
-        vicinal.save(vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=1), tmp_path / place)
+        vicinal.save(
+            vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=1, global_pool="token"),
+            tmp_path / place,
+        )
     monkeypatch.chdir(tmp_path)
     runs = ["a/x", "b/x", str(tmp_path / "a" / "x")]
     places = {

@@ -12,7 +12,7 @@ from vicinal.cli.main import main
 
 def saved(folder, prior, moved=()):
     """A model whose mixtures are moved from zero in some layers."""
-    model = vicinal.create_model("vit-micro", prior=prior, img_size=16, depth=3)
+    model = vicinal.create_model("vit-micro", prior=prior, img_size=16, depth=3, global_pool="token")
     with torch.no_grad():
         for number, each in enumerate(get_priors(model).values()):
             for parameter in each.parameters() if number in moved else ():

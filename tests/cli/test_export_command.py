@@ -10,7 +10,7 @@ from vicinal.training.model_path import model_folder
 
 @pytest.fixture
 def finished(tmp_path):
-    model = vicinal.create_model("vit-micro", prior="gab", img_size=8, depth=1, num_classes=2)
+    model = vicinal.create_model("vit-micro", prior="gab", img_size=8, depth=1, num_classes=2, global_pool="token")
     vicinal.save(model, tmp_path / "runs" / "finished" / "model", class_names=["cat", "dog"])
     (tmp_path / "runs" / "finished" / "config.yaml").write_text("model: vit-micro\n")
     return tmp_path / "runs" / "finished"

@@ -18,7 +18,7 @@ def test_lists_families_and_names(capsys):
     out = capsys.readouterr().out
     assert "\nswin_transformer_v2 " in out
     (line,) = [line for line in out.splitlines() if line.startswith("vit-micro ")]
-    assert line.split()[1:6] == ["141,258", "4,", "8", "token,", "avg"]
+    assert line.split()[1:6] == ["141,130", "4,", "8", "avg,", "token"]
     assert "vicinal_" not in out
     assert "vicinal models 'swin*' lists names" in out
     assert main(["models", "pit*"]) == 0

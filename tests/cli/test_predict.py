@@ -15,7 +15,9 @@ NAMES = ["cat", "dog", "horse"]
 
 @pytest.fixture
 def run(tmp_path):
-    model = vicinal.create_model("vit-micro", prior="gab", img_size=(8, 12), depth=1, num_classes=3)
+    model = vicinal.create_model(
+        "vit-micro", prior="gab", img_size=(8, 12), depth=1, num_classes=3, global_pool="token"
+    )
     preprocessing = {"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.3, 0.4)}
     vicinal.save(model, tmp_path / "runs" / "x" / "model", class_names=NAMES, preprocessing=preprocessing)
     return str(tmp_path / "runs" / "x")
@@ -73,7 +75,7 @@ def test_pictures_of_any_size_and_mode_are_taken_from_files_and_folders(run, tmp
 
 
 def test_without_names_classes_are_numbers(tmp_path, capsys):
-    model = vicinal.create_model("vit-micro", img_size=8, depth=1, num_classes=2, in_chans=1)
+    model = vicinal.create_model("vit-micro", img_size=8, depth=1, num_classes=2, in_chans=1, global_pool="token")
     vicinal.save(model, tmp_path / "model")
     paint(tmp_path / "x.png")
     words = ["predict", str(tmp_path / "model"), str(tmp_path / "x.png")]
