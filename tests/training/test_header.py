@@ -42,7 +42,7 @@ def test_the_header_says_what_is_trained_on_what(tmp_path):
     parameters = sum(parameter.numel() for parameter in state.raw_model.parameters())
     assert rows["model"] == f"vit-micro, {parameters:,} parameters, 16 tokens (4 x 4), pooling avg"
     assert rows["prior"] == "gmm:kernels=3 in 4 layers, 96 parameters, learning rate x 30"  # 3 x 4 heads x 2 x 4 layers
-    assert rows["recipe"] == "quick, with epochs 3, warmup 1, batch_size 32, lr 0.01"
+    assert rows["recipe"] == "quick, with epochs 3, warmup 0.5, batch_size 32, lr 0.01"
     assert rows["steps"] == f"{3 * state.train.steps} of 32 images: 3 epochs of {state.train.steps}"
     assert rows["device"] == f"cpu, {torch.get_num_threads()} threads, fp32"
     assert rows["run"] == str(tmp_path / "run")

@@ -96,8 +96,8 @@ def test_sides_and_area_of_an_erased_box_are_bounded(photos, tmp_path):
         assert abs(height - width) <= 1
 
 
-@pytest.mark.parametrize("model", ["vit", "swin"])
-def test_everything_decays_but_the_mask(model):
+@pytest.mark.parametrize("model", ["vit", "swin", "vit-relpos"])
+def test_everything_decays_but_the_mask_and_relative_tables(model):
     config = recipe("paper", model=model)
     network = vicinal.create_model(model, prior="gmm", img_size=32, num_classes=10)
     optimizer = create_optimizer(network, config)
@@ -108,7 +108,8 @@ def test_everything_decays_but_the_mask(model):
     optimizer.step()  # AdamW without a gradient: p - lr * decay * p
     assert masks
     for name, parameter in network.named_parameters():
-        kept = 1 - config.lr * config.weight_decay * (id(parameter) not in masks)
+        spared = id(parameter) in masks or "relative_position" in name
+        kept = 1 - config.lr * config.weight_decay * (not spared)
         torch.testing.assert_close(parameter.detach(), before[name] * kept, rtol=1e-7, atol=0)
 
 

@@ -34,7 +34,7 @@ differences from the reference program, because of its errors:
               nothing else.
   accuracy    It reports the best test accuracy over all epochs. Here the last weights are tested, once.
   validation  It has none. Here 10% of the training images are held out for validation.
-  decay       It applies weight decay to all parameters. Here to all but the mask.
+  decay       It applies weight decay to all parameters. Here to all but the mask and tables of relative positions.
   mask        It computes exp(-d^2) first, which is 0 in single precision from d^2 = 104 on. Here the exponent is
               computed first.
   smoothing   It ignores --smoothing, and smooths by 0.1. Here --smoothing is used; --ls turns smoothing off in both.

@@ -149,7 +149,8 @@ class TrainConfig:
     weight_decay: float = 0.05
     """Weight decay; not applied to priors, norms, biases and relative positions."""
     decay_norms: bool = False
-    """Apply weight decay to norms, biases and positions too, as the GMM paper's program does; never to priors."""
+    """Apply weight decay to norms, biases and position embeddings too, as the GMM paper's program does; never to priors
+    and relative positions."""
     clip_grad: float | None = None
     """Maximum gradient norm; no clipping by default."""
     ema: float | None = None

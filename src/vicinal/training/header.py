@@ -10,6 +10,7 @@ from torch import nn
 
 from vicinal.attachment import get_priors
 from vicinal.data import ImageSplit
+from vicinal.data.data_record import SKIPPED_FILE
 from vicinal.training.config import FIELD_GROUPS, TrainConfig, recipe
 from vicinal.training.recipes import RECIPES
 from vicinal.training.setup import TrainState
@@ -34,6 +35,7 @@ def run_header(config: TrainConfig, state: TrainState, folder: Path, step: int =
     rows = [
         ("data", _describe_data(config, state)),
         *((name, text) for name, text in _describe_splits(state).items()),
+        *_describe_skipped(state, folder),
         ("model", _describe_model(config, state)),
         ("prior", _describe_prior(config, state.raw_model)),
         ("recipe", _describe_recipe(config)),
@@ -88,6 +90,14 @@ def _describe_splits(state: TrainState) -> dict[str, str]:
     for name, split in (("val", val), ("test", test)):
         texts[name] = f"{len(split):,} images, {_origin(split, train)}" if len(split) else "none"
     return texts
+
+
+def _describe_skipped(state: TrainState, folder: Path) -> list[tuple[str, str]]:
+    """Returns a row about images that are left out because they cannot be read; none if there are none."""
+    splits = {loader.images.split.key: loader.images.split for loader in (state.train, state.val, state.test)}
+    count = sum(len(split.skipped) for split in splits.values())
+    text = f"{count:,} images cannot be read and are left out: {folder / SKIPPED_FILE} lists them"
+    return [("skipped", text)] if count else []
 
 
 def _origin(split: ImageSplit, train: ImageSplit) -> str:

@@ -1,6 +1,7 @@
 """The optimizer and its parameter groups: what decays, and the learning rate of priors and of layers."""
 
 import math
+from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
 
     Args:
         model: with its priors attached.
-        config: `opt`, `lr`, `weight_decay`, `prior_lr` and `layer_decay` are used.
+        config: `opt`, `lr`, `weight_decay`, `decay_norms`, `prior_lr` and `layer_decay` are used.
 
     Raises:
         VicinalError: if timm has no optimizer of that name, or cannot create it.
@@ -52,6 +53,8 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
         prior_lr=config.prior_lr,
         layer_decay=config.layer_decay,
     )
+    if config.decay_norms:
+        groups = _decay_norms(groups, model, config.weight_decay)
     for group in groups:
         group["lr_scale"] = group.pop("lr") / config.lr
     try:
@@ -60,8 +63,6 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
         )
     except (ImportError, AssertionError, TypeError, ValueError) as error:
         raise ConfigError("opt", f"{config.opt} cannot be created: {error}") from error
-    if config.decay_norms:
-        _decay_all_but_priors(optimizer, model, config.weight_decay)
     return optimizer
 
 
@@ -126,9 +127,16 @@ def _by_layer(model: nn.Module, weight_decay: float, undecayed: tuple[str, ...],
     return groups
 
 
-def _decay_all_but_priors(optimizer: torch.optim.Optimizer, model: nn.Module, weight_decay: float) -> None:
-    """Sets the weight decay of every group, but not of the one that holds priors only."""
-    prior_ids = {id(each) for module in model.modules() if isinstance(module, Prior) for each in module.parameters()}
-    for group in optimizer.param_groups:
-        if not all(id(parameter) in prior_ids for parameter in group["params"]):
-            group["weight_decay"] = weight_decay
+def _decay_norms(groups: list[dict[str, Any]], model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Returns groups in which everything decays but priors and relative positions."""
+    spared = {id(each) for module in model.modules() if isinstance(module, Prior) for each in module.parameters()}
+    for name, parameter in model.named_parameters():
+        if any(fnmatch(name, pattern) for pattern in RELATIVE_POSITIONS):
+            spared.add(id(parameter))
+    result = []
+    for group in groups:
+        kept = [each for each in group["params"] if id(each) in spared]
+        decayed = [each for each in group["params"] if id(each) not in spared]
+        result += [{**group, "params": kept}] if kept else []
+        result += [{**group, "params": decayed, "weight_decay": weight_decay}] if decayed else []
+    return result

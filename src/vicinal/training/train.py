@@ -16,7 +16,6 @@ from pathlib import Path
 from accelerate.utils import broadcast_object_list
 
 from vicinal.data import DataRecord
-from vicinal.data.data_record import SKIPPED_FILE
 from vicinal.files import write_json
 from vicinal.models import save
 from vicinal.models.save import save_config
@@ -203,8 +202,6 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
         return run, progress
     if accelerator.is_main_process:
         run = Run.create(config, environment, data)
-        if data.skipped:
-            print(f"{len(data.skipped)} images cannot be read and are left out: {run.folder / SKIPPED_FILE} lists them")
         file, preprocessing = run.folder / MODEL_CONFIG, state.preprocessing.declared()
         save_config(state.raw_model, file, class_names=state.class_names, preprocessing=preprocessing)
     folder = broadcast_object_list([None if run is None else run.folder])[0]  # waits for the main process
