@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vicinal
-from measuring import interleaved, print_table
+from measurement import interleaved, print_table
 from vicinal.analysis.cost.saved_tensors import saved_bytes
 
 vicinal.ensure_torchvision()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import vicinal
-from measuring import interleaved, print_table
+from measurement import interleaved, print_table
 from vicinal.analysis.receptive_field import receptive_field
 
 vicinal.ensure_torchvision()

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import vicinal
 from attach import MODELS
-from measuring import interleaved, print_table
+from measurement import interleaved, print_table
 from vicinal.analysis.cost.saved_tensors import saved_bytes
 from vicinal.inspection import Tap, patch_attention
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vicinal
-from measuring import interleaved, print_table
+from measurement import interleaved, print_table
 from vicinal.data import Augmentation, Loader, Preprocessing, TransformedImages, open_dataset
 from vicinal.data.catalog import CIFAR10
 from vicinal.training.accelerator import make_accelerator
