@@ -22,7 +22,7 @@ TIMM = ["--timm", "vit_tiny_patch16_224", "--img-size", "64", "--random-weights"
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "gmm"
     small = {"epochs": 1, "warmup": 0, "train_size": 128, "val_size": 0}
-    return vicinal.train(vicinal.TrainConfig(prior="gmm", **small, out=folder))
+    return vicinal.train(vicinal.TrainConfig(prior="gmm", pool="token", **small, out=folder))
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,9 @@ def test_data_that_moved_is_evaluated_on_the_same_splits(run, tmp_path, capsys):
     photos = tmp_path / "x" / "photos"
     photos.rename(tmp_path / "moved")
     assert main(["eval", str(run.folder)]) == 2
-    assert "photos does not exist" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "photos does not exist" in said
+    assert "(--dataset) says where it is" in said
     for split in ("val", "test"):
         found, said = evaluated(capsys, run, "--split", split, "--dataset", f"folder:{tmp_path / 'moved'}")
         assert found["loss"] == pytest.approx(run.results[split]["loss"], rel=1e-12)

@@ -84,7 +84,7 @@ def test_the_help_of_train_has_the_defaults_of_the_recipe(help_of):
         (["train", "--lr", "nan"], "--lr must be a number, got 'nan'"),
         (["train", "--img-size", "32", "x"], "--img-size must be a whole number, got 'x'"),
         (["train", "--flip", "maybe"], "--flip must be true|false, got 'maybe'"),
-        (["train", "--pool", "max"], "--pool must be token|avg, got 'max'"),
+        (["train", "--pool", "max"], "--pool must be token|avg|paper, got 'max'"),
         (["train", "--precision", "fp8"], "--precision must be fp32|bf16|fp16|fp64, got 'fp8'"),
         (["analyze", "erf", "--at", "1", "y"], "--at must be a whole number, got 'y'"),
         (["eval", "runs/x", "--batch-size", "many"], "--batch-size must be a whole number, got 'many'"),

@@ -86,7 +86,7 @@ def test_a_run_records_what_it_left_out(photos, tmp_path, capsys):
         vicinal.train(config(photos, tmp_path / "strict", epochs=1))
     run = vicinal.train(config(photos, tmp_path / "run", epochs=1, skip_unreadable=True))
     header = " ".join(capsys.readouterr().out.split())  # lines are wrapped
-    assert f"skipped 3 images cannot be read and are left out: {run.folder / 'skipped.csv'} lists them" in header
+    assert f"skipped 3 images left out that cannot be read: {run.folder / 'skipped.csv'}" in header
     rows = [line.split(",")[0] for line in (run.folder / "skipped.csv").read_text().splitlines()]
     assert rows == ["name", *BROKEN]
     record = gzip.decompress((run.folder / "data.csv.gz").read_bytes()).decode().splitlines()

@@ -77,7 +77,14 @@ def open_evaluation_data(
     name = config.dataset if dataset is None else dataset
     if data_dir is None and name == config.dataset:
         data_dir = config.data_dir
-    own = open_own_splits(name, data_dir=data_dir, cache_dir=config.cache_dir)
+    try:
+        own = open_own_splits(name, data_dir=data_dir, cache_dir=config.cache_dir)
+    except VicinalError as error:
+        if dataset is not None:
+            raise
+        raise VicinalError(
+            f"{error}. If the data of {run.folder} moved, dataset (--dataset) says where it is"
+        ) from None
     if config.skip_unreadable:
         own = without_unreadable(own, cache_folder(config.cache_dir))
     recorded = run.data

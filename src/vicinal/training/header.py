@@ -96,7 +96,8 @@ def _describe_skipped(state: TrainState, folder: Path) -> list[tuple[str, str]]:
     """Returns a row about images that are left out because they cannot be read; none if there are none."""
     splits = {loader.images.split.key: loader.images.split for loader in (state.train, state.val, state.test)}
     count = sum(len(split.skipped) for split in splits.values())
-    text = f"{count:,} images cannot be read and are left out: {folder / SKIPPED_FILE} lists them"
+    images = "1 image" if count == 1 else f"{count:,} images"
+    text = f"{images} left out that cannot be read: {folder / SKIPPED_FILE}"
     return [("skipped", text)] if count else []
 
 
