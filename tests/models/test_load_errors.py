@@ -1,37 +1,17 @@
 """Files that are damaged, missing or hostile are errors that name them."""
 
-import json
 import pickle
 
 import pytest
 import torch
 
 import vicinal
-from small_backbones import SMALL
-
-IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def trained(name="vit-mini", prior="gmm:init=paper", **options):
-    """A model whose every weight differs from how such a model starts."""
-    model = vicinal.create_model(name, prior=prior, **{**SMALL.get(name, {}), **options})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    return model.eval()
+from saved_models import config_of, save_trained, write_config
 
 
 @pytest.fixture
 def saved(tmp_path):
-    return vicinal.save(trained(), tmp_path / "model", class_names=[f"class {number}" for number in range(10)])
-
-
-def config_of(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def write_config(folder, config):
-    (folder / "config.json").write_text(json.dumps(config))
+    return save_trained(tmp_path / "model")
 
 
 def test_a_truncated_file_is_named(saved):

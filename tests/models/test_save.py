@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 
@@ -8,31 +7,13 @@ import timm
 import torch
 
 import vicinal
+from saved_models import IMAGES, config_of, save_trained, trained, write_config
 from small_backbones import SMALL
-
-IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-
-
-def trained(name="vit-mini", prior="gmm:init=paper", **options):
-    """A model whose every weight differs from how such a model starts."""
-    model = vicinal.create_model(name, prior=prior, **{**SMALL.get(name, {}), **options})
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.05 * torch.randn_like(parameter)
-    return model.eval()
 
 
 @pytest.fixture
 def saved(tmp_path):
-    return vicinal.save(trained(), tmp_path / "model", class_names=[f"class {number}" for number in range(10)])
-
-
-def config_of(folder):
-    return json.loads((folder / "config.json").read_text())
-
-
-def write_config(folder, config):
-    (folder / "config.json").write_text(json.dumps(config))
+    return save_trained(tmp_path / "model")
 
 
 @pytest.mark.parametrize("prior", ["none", "gmm", "elm", "gab", "rpe", "rpe-mlp", "decay:learnable=true", "conv+gmm"])

@@ -36,15 +36,6 @@ FORBIDDEN_ARGUMENTS = {
 def load(source: str | Path, *, img_size: ImageSize | None = None, rescale: bool = True) -> nn.Module:
     """Returns a saved model in evaluation mode. `vicinal.load` also takes the folder of a run.
 
-    >>> import tempfile, torch, vicinal
-    >>> model = vicinal.create_model("vit-micro", prior="gmm", img_size=32).eval()
-    >>> folder = vicinal.save(model, tempfile.mkdtemp() + "/model", class_names=list("abcdefghij"))
-    >>> images = torch.randn(2, 3, 32, 32)
-    >>> torch.equal(vicinal.load(folder)(images), model(images))
-    True
-    >>> vicinal.load(folder).pretrained_cfg["label_names"][:3]
-    ['a', 'b', 'c']
-
     Args:
         source: a folder, or `hf-hub:owner/name`, or `hf-hub:owner/name@revision`.
         img_size: change the image size, as `resize` does.
