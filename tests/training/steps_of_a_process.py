@@ -21,7 +21,7 @@ def main(folder: Path, images: int, accumulate: int) -> None:
         precision="fp64",
         epochs=2,
         warmup=1,
-        batch_size=96,
+        batch_size=24,
         accumulate=accumulate,
         train_size=images,
         device="cpu",
@@ -38,13 +38,13 @@ def main(folder: Path, images: int, accumulate: int) -> None:
                     for name, parameter in state.raw_model.named_parameters()
                 }
     if state.accelerator.is_main_process:
-        save_file(
-            {**gradients, "losses": torch.stack(losses)}, folder / f"{state.accelerator.num_processes}.safetensors"
-        )
+        file = folder / f"{config.train_size}-{state.accelerator.num_processes}.safetensors"
+        save_file({**gradients, "losses": torch.stack(losses)}, file)
     # The process group is not destroyed here: it would be freed together with `state` while Python's lock is held, and
     # gloo can wait for that lock to free its last tensor.
     state.accelerator.wait_for_everyone()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), images=int(sys.argv[2]), accumulate=int(sys.argv[3]))
+    for case in sys.argv[2:]:  # images:accumulate
+        main(Path(sys.argv[1]), *map(int, case.split(":")))

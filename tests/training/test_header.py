@@ -129,7 +129,7 @@ def run_in_terminal(columns, words):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_on_a_terminal_every_epoch_stays_above_the_bar(tmp_path, columns):
-    flags = ["--epochs", "3", "--warmup", "0", "--train-size", "160", "--batch-size", "16", "--device", "cpu"]
+    flags = ["--epochs", "3", "--warmup", "0", "--train-size", "64", "--batch-size", "8", "--device", "cpu"]
     output = run_in_terminal(columns, [sys.executable, "-m", "vicinal", "train", *flags, "--out", str(tmp_path / "r")])
     lines = screen(output, columns)
     epochs = [line for line in lines if line.startswith("epoch ")]
