@@ -226,7 +226,13 @@ SMALLER = {
 }
 
 
-@pytest.mark.parametrize(("name", "size", "served", "left"), FAMILIES, ids=[family[0] for family in FAMILIES])
+SLOW = {"nextvit_small", "caformer_s18", "nest_tiny"}  # their depths cannot be changed
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "served", "left"),
+    [pytest.param(*family, id=family[0], marks=[pytest.mark.slow] if family[0] in SLOW else []) for family in FAMILIES],
+)
 @pytest.mark.filterwarnings("ignore")  # timm's own
 def test_every_family_takes_what_it_can(name, size, served, left):
     model = timm.create_model(name, **SMALLER.get(name, {"img_size": size} if size else {})).eval()

@@ -138,18 +138,17 @@ def process_number(name, family):
     return Finding(name, family, parameters=os.getpid())
 
 
-def test_a_process_is_replaced_after_some_models():
-    with SurveyProcess(Limits(memory=2**33, seconds=100, models=2)) as process:
-        first, second, third = (process.run(process_number, "name", "family").parameters for _ in range(3))
-    assert first == second != third
-
-
-def test_an_idle_process_ends_by_itself_and_a_busy_one_is_killed(monkeypatch):
+def test_a_process_is_replaced_after_some_models_and_ends_by_itself(monkeypatch):
     monkeypatch.setattr("vicinal.attachment.survey.SECONDS_TO_END", 60.0)  # starting takes a while
     with SurveyProcess(Limits(memory=2**33, seconds=100, models=2)) as process:
-        process.run(process_number, "name", "family")
+        first = process.run(process_number, "name", "family").parameters
         idle = process.process
+        second, third = (process.run(process_number, "name", "family").parameters for _ in range(2))
+    assert first == second != third
     assert idle.exitcode == 0
+
+
+def test_a_busy_process_is_killed(monkeypatch):
     monkeypatch.setattr("vicinal.attachment.survey.SECONDS_TO_END", 0.1)
     with SurveyProcess(Limits(memory=2**33, seconds=1, models=2)) as process:
         found = process.run(sleep_long, "name", "family")

@@ -37,9 +37,8 @@ def test_a_small_vit_learns_with_every_prior(prior, labeled_images):
     assert steps_to_learn(model, *labeled_images) is not None
 
 
-@pytest.mark.parametrize(
-    "prior", [prior if prior == "gmm" else pytest.param(prior, marks=pytest.mark.slow) for prior in PRIORS]
-)
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.slow
 def test_vit_learns_with_every_prior(prior, labeled_images):
     model = vicinal.create_model("vit", prior=prior, drop_path_rate=0)
     assert steps_to_learn(model, *labeled_images) is not None

@@ -71,8 +71,14 @@ def assert_close(found, expected):
     torch.testing.assert_close(out, expected_out, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        pytest.param(name, spec, marks=[pytest.mark.slow] if name == "swin" and spec not in ("elm", SPECS[0]) else [])
+        for name in SIZES
+        for spec in SPECS
+    ],
+)
 def test_a_backbone_resized_or_loaded_is_that_of_the_run_time_size(name, spec, tmp_path):
     model = backbone(name, spec)
     folder = vicinal.save(model, tmp_path / "model")

@@ -28,7 +28,7 @@ def header(tmp_path, **changes):
     rows, name = {}, ""
     for line in lines:
         name = line[:8].strip() or name
-        rows[name] = f"{rows[name]} {line[8:]}" if name in rows else line[8:]
+        rows[name] = f"{rows.get(name, '')} {line[8:]}".strip()  # a long path starts a line
     return rows, state
 
 
