@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
-from vicinal.token_pooling import PooledTokens
+from vicinal.pooled_tokens import PooledTokens
 
 __all__ = ["Cells", "Layout", "PairLayout", "TokenLines", "raster_order"]
 

@@ -24,6 +24,10 @@ FINDINGS = [
 
 def test_the_page_names_served_and_refused_layers_and_what_was_not_built():
     text = library_page(FINDINGS, "transformers", "a command")
+    assert "not reached" not in text
+    partial = library_page(FINDINGS, "transformers", "a command", unreached=7)
+    assert f"- {len(FINDINGS) + 7} architectures: " in partial
+    assert " not, 7 not reached yet.\n" in partial
     assert "Written by `a command` with transformers 1.2" in text
     row = "| detr | DetrModel | 8 x 8 | DetrSelfAttention, 8 x 10 (2) |"
     assert f"{row} DetrCrossAttention: its queries follow nothing (3) |" in text

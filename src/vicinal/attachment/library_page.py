@@ -10,13 +10,14 @@ from vicinal.text_table import text_table
 __all__ = ["library_page", "library_table"]
 
 
-def library_page(findings: Sequence[Finding], library: str, command: str) -> str:
+def library_page(findings: Sequence[Finding], library: str, command: str, unreached: int = 0) -> str:
     """Returns the findings of a survey as a page of Markdown.
 
     Args:
         findings: one for each architecture.
         library: name of the library.
         command: what made the survey.
+        unreached: number of architectures for which there was no time.
     """
     examined = [finding for finding in findings if not finding.skipped]
     served = [finding for finding in examined if finding.served]
@@ -27,7 +28,8 @@ def library_page(findings: Sequence[Finding], library: str, command: str) -> str
         f"Written by `{command}` with {library} {version} and torch {torch.__version__}: every architecture is made"
         " small, with random weights, and `attach`'s checks are run on every attention module.",
         "",
-        f"- {len(findings)} architectures: {len(examined)} examined, {len(findings) - len(examined)} not.",
+        f"- {len(findings) + unreached} architectures: {len(examined)} examined, {len(findings) - len(examined)} not"
+        + (f", {unreached} not reached yet." if unreached else "."),
         f"- {len(served)} take a prior, in {sum(finding.layers for finding in served)} layers.",
         "",
         "Numbers of layers in brackets.",

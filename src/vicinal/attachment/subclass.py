@@ -23,9 +23,9 @@ from vicinal.inspection.image_context import UNKNOWN, NotedSize, SizeRecords, in
 from vicinal.inspection.patch_coordinates import PatchCoordinates
 from vicinal.inspection.sites import AttentionSite
 from vicinal.inspection.size_rule import KnownSize, SizeRule, finer_grid, grid_at, lines_at
+from vicinal.pooled_tokens import PooledTokens
 from vicinal.priors.base import Prior
 from vicinal.priors.token_values import TokenPairs
-from vicinal.token_pooling import PooledTokens
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "add_prior", "original_class", "remove_prior"]
 

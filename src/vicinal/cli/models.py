@@ -123,7 +123,8 @@ def cover(library: str, survey: "Survey", out: Path, limit: int) -> str:
     from vicinal.attachment.library_page import library_page, library_table
 
     name = "segmentation_models_pytorch" if library == "smp" else library
-    out.write_text(library_page(findings, name, f"vicinal models --coverage --library {library}"), encoding="utf-8")
+    command = f"vicinal models --coverage --library {library}"
+    out.write_text(library_page(findings, name, command, len(survey) - len(findings)), encoding="utf-8")
     return f"{library_table(findings)}\n\n{summary}"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vicinal.inspection.kernel_places import KernelPlaces, Resampling, spread_evenly
-from vicinal.token_pooling import TokenPooling
+from vicinal.pooled_tokens import TokenPooling
 
 __all__ = ["AMPLITUDE", "keep_in_place", "keep_maxima_in_place", "norm_by_first", "take_first", "unfold_in_place"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vicinal.token_pooling import AdaptivePooling, SequencePooling, TokenPooling
+from vicinal.pooled_tokens import AdaptivePooling, SequencePooling, TokenPooling
 
 __all__ = ["PoolCall", "find_pool_call", "token_pooling"]
 

@@ -14,7 +14,7 @@ from vicinal.inspection.place_tokens import Placement, measured_centers, place_s
 from vicinal.inspection.pool_calls import PoolCall
 from vicinal.inspection.probe import Evidence
 from vicinal.inspection.refusal import Refusal
-from vicinal.token_pooling import PooledTokens, TokenPooling
+from vicinal.pooled_tokens import PooledTokens, TokenPooling
 
 __all__ = ["pooled_layout"]
 

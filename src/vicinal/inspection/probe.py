@@ -28,7 +28,7 @@ from vicinal.inspection.disturbance import (
 from vicinal.inspection.kernel_places import kernel_places
 from vicinal.inspection.model_runner import ModelRunner
 from vicinal.inspection.pool_calls import PoolCall, find_pool_call, token_pooling
-from vicinal.token_pooling import SequencePooling
+from vicinal.pooled_tokens import SequencePooling
 
 __all__ = ["RAMPS", "Evidence", "Follow", "Key", "collect_evidence", "key_of", "merge_evidence"]
 

@@ -17,7 +17,7 @@ from vicinal.inspection.attention_observer import observe_attention
 from vicinal.inspection.model_runner import ModelRunner, restored_attributes
 from vicinal.inspection.shared_layout import has_layout
 from vicinal.inspection.sites import AttentionSite, find_sites
-from vicinal.token_pooling import PooledTokens
+from vicinal.pooled_tokens import PooledTokens
 
 __all__ = ["KnownSize", "SizeRule", "finer_grid", "grid_at", "lines_at", "probe_other_size", "size_rule"]
 

@@ -10,8 +10,8 @@ from vicinal.grid import Grid
 from vicinal.inspection.kernel_places import Resampling, kernel_places, spread_evenly
 from vicinal.inspection.pool_calls import token_pooling
 from vicinal.inspection.size_rule import SizeRule, finer_grid, lines_at
+from vicinal.pooled_tokens import AdaptivePooling, PooledTokens, SequencePooling
 from vicinal.priors.token_values import TokenPairs
-from vicinal.token_pooling import AdaptivePooling, PooledTokens, SequencePooling
 
 
 def coordinates(rows, columns):
