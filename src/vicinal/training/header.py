@@ -31,6 +31,7 @@ def run_header(config: TrainConfig, state: TrainState, folder: Path, step: int =
         step: number of steps done before, if the run is resumed.
     """
     steps, epoch_steps = state.length.steps, state.length.epoch_steps
+    epochs = f"{steps / epoch_steps:.4g} epochs of {epoch_steps:,}"
     resumed = f", from step {step:,} of {steps:,}" if step else ""
     rows = [
         ("data", _describe_data(config, state)),
@@ -41,7 +42,7 @@ def run_header(config: TrainConfig, state: TrainState, folder: Path, step: int =
         ("recipe", _describe_recipe(config)),
         (
             "steps",
-            f"{steps:,} of {config.batch_size} images: {steps / epoch_steps:.4g} epochs of {epoch_steps:,}{resumed}",
+            f"{steps:,} of {config.batch_size} images: {epochs}{resumed}",
         ),
         ("device", _describe_device(config, state)),
         ("run", str(folder)),
