@@ -101,6 +101,13 @@ def test_random_flips_agree_with_all_flips(monkeypatch):
     assert drawn.p == pytest.approx(exact.p, abs=4 * math.sqrt(exact.p * (1 - exact.p) / statistics.RANDOM_FLIPS))
 
 
+def test_random_flips_never_give_p_zero_and_do_not_depend_on_order_or_sign():
+    assert compare_pairs(np.arange(1, 41), np.zeros(40)).p == 2**-16
+    differences = np.random.default_rng(0).normal(0.2, 1, 20)
+    p = compare_pairs(differences, np.zeros(20)).p
+    assert p == compare_pairs(differences[::-1], np.zeros(20)).p == compare_pairs(np.zeros(20), differences).p
+
+
 def test_interval_of_a_textbook_example():
     """Student 1908, sleep data: the mean difference is 1.58 hours, with a 95 % interval from 0.70 to 2.46."""
     first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
