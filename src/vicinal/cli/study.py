@@ -1,6 +1,6 @@
 """`vicinal study`: plans, runs and shows studies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -92,7 +92,7 @@ def list_studies() -> None:
         )
 
 
-ACTIONS = {"plan": plan, "run": run_study, "show": show, "list": list_studies}
+ACTIONS: dict[str, Callable[..., None]] = {"plan": plan, "run": run_study, "show": show, "list": list_studies}
 
 
 def run(args: Sequence[str]) -> None:

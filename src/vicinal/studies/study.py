@@ -137,14 +137,9 @@ def _check_mixed(
 
 def _mixed(folder: StudyFolder, runs: Sequence[PlannedRun], expected: RunEnvironment) -> dict[str, str]:
     """Returns how runs were made otherwise than the study, by name."""
-    found = {}
-    for planned in runs:
-        if folder.status(planned.name).state in (RunState.FINISHED, RunState.STARTED):
-            environments = RunEnvironment.all_of_run(Run(folder.run_folder(planned.name)))
-            differences = filter(None, (each.difference(expected) for each in environments))
-            if phrases := list(dict.fromkeys(differences)):
-                found[planned.name] = "; ".join(phrases)
-    return found
+    begun = (RunState.FINISHED, RunState.STARTED)
+    names = [planned.name for planned in runs if folder.status(planned.name).state in begun]
+    return expected.differences({name: Run(folder.run_folder(name)) for name in names})
 
 
 def _is_to_do(folder: StudyFolder, name: str) -> bool:
