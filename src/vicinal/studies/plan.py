@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from vicinal.errors import VicinalError
-from vicinal.studies.arm_facts import ArmFacts, check_arms
+from vicinal.studies.arm_facts import ArmFacts, check_arms, facts_key
 from vicinal.studies.spec import Condition
 from vicinal.studies.study_folder import RunState
 from vicinal.studies.study_path import OpenedStudy, open_study
