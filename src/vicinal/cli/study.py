@@ -1,5 +1,6 @@
 """`vicinal study`: plans, runs and shows studies."""
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -55,8 +56,13 @@ def run_study(
             them.
     """
     from vicinal.studies.study import study as run_all
+    from vicinal.training.signals import Interrupted
 
-    result = run_all(study, out=out, jobs=jobs, device=device, ray=ray, allow_mixed=allow_mixed)
+    try:
+        result = run_all(study, out=out, jobs=jobs, device=device, ray=ray, allow_mixed=allow_mixed)
+    except Interrupted as interrupted:
+        print(f"vicinal: {interrupted}", file=sys.stderr)
+        sys.exit(128 + interrupted.signal)
     print(f"\n{result}")
     if result.failures:
         raise VicinalError(
