@@ -17,7 +17,7 @@ DEFINITION = {
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(DEFINITION))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(DEFINITION, sort_keys=False))
     return "own.yaml"
 
 

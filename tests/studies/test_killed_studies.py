@@ -20,7 +20,8 @@ SECONDS = (0.3, 14.0)
 
 def start(file, folder):
     command = [sys.executable, "-m", "vicinal", "study", "run", str(file), "--jobs", "2", "--out", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    with open(f"{folder}.log", "ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
 
 
 def kill(process, target):
@@ -36,9 +37,9 @@ def kill(process, target):
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_gives_the_same_table(tmp_path):
     file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump(definition(budget={"steps": 60})))
+    file.write_text(yaml.safe_dump(definition(budget={"steps": 60}), sort_keys=False))
     whole = start(file, tmp_path / "whole")
-    assert whole.wait(timeout=300) == 0, whole.stderr.read()
+    assert whole.wait(timeout=300) == 0, (tmp_path / "whole.log").read_text()
     draw, finished_early = random.Random(0), 0
     for index in range(KILLS):
         process = start(file, tmp_path / "killed")
@@ -53,7 +54,7 @@ def test_killed_at_twenty_random_moments_it_gives_the_same_table(tmp_path):
         process.wait(timeout=60)
     assert finished_early < KILLS / 2
     last = start(file, tmp_path / "killed")
-    assert last.wait(timeout=300) == 0, last.stderr.read()
+    assert last.wait(timeout=300) == 0, (tmp_path / "killed.log").read_text()
     assert tables(tmp_path / "killed") == tables(tmp_path / "whole")
     for name in ("none-s0", "gmm-s1"):
         models = [tmp_path / each / "runs" / name / "model" / "model.safetensors" for each in ("whole", "killed")]
@@ -76,7 +77,7 @@ def test_a_signal_stops_the_runs_with_a_checkpoint_and_leaves_no_process(tmp_pat
     gone, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     assert len(gone) == 2
-    error = process.stderr.read().decode()
+    error = (tmp_path / "study.log").read_text()
     assert "stopped" in error
     assert "Traceback" not in error
     assert not list(folder.glob("failed/*"))

@@ -10,6 +10,7 @@ from vicinal.files import write_json, write_text
 from vicinal.studies.published import Published
 from vicinal.studies.spec import Metric, Sigma
 from vicinal.studies.statistics import ArmSummary, McNemar, PairedDifference
+from vicinal.studies.tables import study_text
 from vicinal.studies.verdict import Verdict
 
 __all__ = ["ArmRow", "SeedPair", "StudyResult"]
@@ -76,14 +77,10 @@ class StudyResult(AnalysisResult):
 
     def table(self) -> str:
         """Returns the table with its question and notes as text for a terminal."""
-        from vicinal.studies.tables import study_text
-
         return study_text(self)
 
     def markdown(self) -> str:
         """Returns the table with its question and notes as Markdown."""
-        from vicinal.studies.tables import study_text
-
         return study_text(self, markdown=True)
 
     def as_dict(self) -> dict[str, Any]:

@@ -25,10 +25,9 @@ def compare(runs: Iterable[str | Path | Run], *, baseline: str | None = None, me
     """Returns the statistics of finished runs: arms are runs that differ in their seed only, pairs have the same seed.
 
     >>> import tempfile, vicinal
-    >>> folder = tempfile.mkdtemp()
+    >>> config = vicinal.TrainConfig(train_size=64, steps=1)
     >>> runs = [
-    ...     vicinal.train(vicinal.TrainConfig(prior=prior, train_size=64, steps=1, out=f"{folder}/{prior}"))
-    ...     for prior in ("none", "gmm")
+    ...     vicinal.train(config.changed(prior=prior, out=f"{tempfile.mkdtemp()}/{prior}")) for prior in ("none", "gmm")
     ... ]  # doctest: +ELLIPSIS
     data ...
     >>> [(row.arm, row.summary.n) for row in vicinal.compare(runs).rows]
@@ -48,29 +47,22 @@ def compare(runs: Iterable[str | Path | Run], *, baseline: str | None = None, me
             finished.
     """
     opened = [each if isinstance(each, Run) else Run(each) for each in _expand(runs)]
-    unfinished = {str(run.folder): "not finished" for run in opened if not run.finished}
     finished = [run for run in opened if run.finished]
-    configs = [run.config for run in finished]
-    arm_names = _names(configs, [name for name in _field_names() if name not in DATA_FIELDS])
-    condition_names = _names(configs, DATA_FIELDS, empty="")
-    if len(set(arm_names)) < 2:
+    observations = _observations(finished)
+    arms = list(dict.fromkeys(each.arm for each in observations))
+    if len(arms) < 2:
         raise VicinalError(
-            f"a comparison needs finished runs of at least two arms, got {len(finished)} finished runs of "
-            f"{len(set(arm_names))}; runs of one arm differ in their seed only"
+            f"a comparison needs finished runs of at least two arms, got {len(finished)} finished runs of {len(arms)}; "
+            "runs of one arm differ in their seed only"
         )
-    if baseline is not None and baseline not in arm_names:
-        raise unknown_name("arm", baseline, set(arm_names))
-    observations = [
-        Observation(arm, condition, config.seed, run)
-        for arm, condition, config, run in zip(arm_names, condition_names, configs, finished, strict=True)
-    ]
-    _check_unique(observations)
-    baseline = baseline or ("none" if "none" in arm_names else arm_names[0])
-    arms = list(dict.fromkeys([baseline, *arm_names]))
-    split, rows = compare_arms(observations, list(dict.fromkeys(condition_names)), arms, baseline, metric=metric)
+    baseline = baseline or ("none" if "none" in arms else arms[0])
+    if baseline not in arms:
+        raise unknown_name("arm", baseline, arms)
+    arms = [baseline, *(arm for arm in arms if arm != baseline)]
+    conditions = list(dict.fromkeys(each.condition for each in observations))
+    split, rows = compare_arms(observations, conditions, arms, baseline, metric=metric)
     present = {(each.condition, each.arm) for each in observations}
-    expected = RunEnvironment.of_record(finished[0].environment)
-    varying = _varying(configs, [name for name in _field_names() if name not in DATA_FIELDS])
+    environment = RunEnvironment.of_record(finished[0].environment)
     return StudyResult(
         name="comparison",
         question="",
@@ -80,11 +72,31 @@ def compare(runs: Iterable[str | Path | Run], *, baseline: str | None = None, me
         rows=tuple(row for row in rows if (row.condition, row.arm) in present),
         planned_runs=len(opened),
         finished_runs=len(finished),
-        failures=unfinished,
-        mixed=expected.differences({str(run.folder): run for run in finished}),
-        also_differs=tuple(varying[1:]),
+        failures={str(run.folder): "not finished" for run in opened if not run.finished},
+        mixed=environment.differences({str(run.folder): run for run in finished}),
+        also_differs=tuple(_varying([run.config for run in finished], _arm_fields())[1:]),
         sigma=None,
     )
+
+
+def _observations(runs: Sequence[Run]) -> list[Observation]:
+    """Returns finished runs with the names of their arms and conditions.
+
+    Raises:
+        VicinalError: if two runs have the same settings and seed.
+    """
+    configs = [run.config for run in runs]
+    arms, conditions = _names(configs, _arm_fields()), _names(configs, DATA_FIELDS, empty="")
+    found: dict[tuple[str, str, int], Observation] = {}
+    for arm, condition, config, run in zip(arms, conditions, configs, runs, strict=True):
+        key = arm, condition, config.seed
+        if key in found:
+            raise VicinalError(
+                f"{found[key].run.folder} and {run.folder} have the same settings and the seed {config.seed}; "
+                "leave one of them out"
+            )
+        found[key] = Observation(arm, condition, config.seed, run)
+    return list(found.values())
 
 
 def _expand(runs: Iterable[str | Path | Run]) -> list[str | Path | Run]:
@@ -103,8 +115,9 @@ def _expand(runs: Iterable[str | Path | Run]) -> list[str | Path | Run]:
     return found
 
 
-def _field_names() -> list[str]:
-    return [field.name for field in fields(TrainConfig) if field.name not in IGNORED_FIELDS]
+def _arm_fields() -> list[str]:
+    """Returns the names of the settings that tell arms apart."""
+    return [field.name for field in fields(TrainConfig) if field.name not in {*IGNORED_FIELDS, *DATA_FIELDS}]
 
 
 def _varying(configs: Sequence[TrainConfig], names: Iterable[str]) -> list[str]:
@@ -122,16 +135,3 @@ def _names(configs: Sequence[TrainConfig], names: Iterable[str], empty: str = "a
 
 def _text(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
-
-
-def _check_unique(observations: Sequence[Observation]) -> None:
-    """Raises VicinalError if two runs have the same arm, condition and seed."""
-    seen: dict[tuple[str, str, int], Observation] = {}
-    for each in observations:
-        key = each.condition, each.arm, each.seed
-        if key in seen:
-            raise VicinalError(
-                f"{seen[key].run.folder} and {each.run.folder} have the same settings and the seed {each.seed}; "
-                "leave one of them out"
-            )
-        seen[key] = each

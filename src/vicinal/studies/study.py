@@ -74,15 +74,7 @@ def study(
     _check_mixed(opened.folder, runs, record.environment, allow_mixed=allow_mixed)
     with opened.folder.locked():
         opened.folder.write(opened.spec, record)
-        to_do = [planned for planned in runs if _is_to_do(opened.folder, planned.name)]
-        message = f"stopped; `vicinal study run {opened.folder.folder}` continues the study"
-        with raise_on_sigterm(message), Progress(opened.folder, runs, record.facts) as progress:
-            if ray is not None:
-                from vicinal.studies.ray_runner import run_on_ray
-
-                run_on_ray(opened.folder, to_do, address=ray, threads=opened.spec.threads, tick=progress.tick)
-            else:
-                run_local(opened.folder, to_do, jobs=jobs, threads=opened.spec.threads, tick=progress.tick)
+        _run(opened, record, runs, jobs, ray)
         result = _result(opened, record, runs)
         result.write(opened.folder.folder)
     return result
@@ -104,6 +96,20 @@ def show_study(source: str | Path | Mapping[str, Any], *, out: str | Path | None
     opened = open_study(opened.folder.folder)  # the definition that it was started with
     record = opened.folder.record()
     return _result(opened, record, opened.spec.runs(opened.folder.folder, record.directory, record.device))
+
+
+def _run(opened: OpenedStudy, record: StudyRecord, runs: Sequence[PlannedRun], jobs: int, ray: str | None) -> None:
+    """Runs what is left of a study, on this machine or on a Ray cluster."""
+    folder, threads = opened.folder, opened.spec.threads
+    to_do = [planned for planned in runs if _is_to_do(folder, planned.name)]
+    message = f"stopped; `vicinal study run {folder.folder}` continues the study"
+    with raise_on_sigterm(message), Progress(folder, runs, record.facts) as progress:
+        if ray is None:
+            run_local(folder, to_do, jobs=jobs, threads=threads, tick=progress.tick)
+        else:
+            from vicinal.studies.ray_runner import run_on_ray
+
+            run_on_ray(folder, to_do, address=ray, threads=threads, tick=progress.tick)
 
 
 def _record(opened: OpenedStudy, device: str | None, *, allow_mixed: bool) -> StudyRecord:

@@ -2,11 +2,14 @@
 
 import textwrap
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from vicinal.studies.result import ArmRow, StudyResult
 from vicinal.studies.statistics import PairedDifference, smallest_p
 from vicinal.studies.verdict import MIN_SEEDS, Verdict
 from vicinal.text_table import markdown_table, text_table
+
+if TYPE_CHECKING:
+    from vicinal.studies.result import ArmRow, StudyResult
 
 __all__ = ["METRIC_NAMES", "pairs_text", "study_text"]
 
@@ -14,7 +17,7 @@ WIDTH = 100
 METRIC_NAMES = {"top1": "top-1", "balanced_accuracy": "balanced accuracy", "f1": "macro F1"}
 
 
-def study_text(result: StudyResult, *, markdown: bool = False) -> str:
+def study_text(result: "StudyResult", *, markdown: bool = False) -> str:
     """Returns question, table and notes.
 
     Args:
@@ -31,7 +34,7 @@ def study_text(result: StudyResult, *, markdown: bool = False) -> str:
     return "\n\n".join([*parts, "\n".join(f"- {note}" if markdown else note for note in notes)]).rstrip()
 
 
-def pairs_text(result: StudyResult) -> str:
+def pairs_text(result: "StudyResult") -> str:
     """Returns a table of all pairs of runs with the same seed, and McNemar's test of their two models."""
     rows = [["condition", "arm", "seed", "arm %", "baseline %", "only arm", "only baseline", "McNemar p"]]
     for pair in result.pair_rows():
@@ -51,7 +54,7 @@ def format_p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _table(result: StudyResult, *, markdown: bool) -> str:
+def _table(result: "StudyResult", *, markdown: bool) -> str:
     has_conditions = any(row.condition for row in result.rows)
     has_published = any(row.published for row in result.rows)
     p_name = "p (Holm)" if result.explorations > 1 else "p"
@@ -67,7 +70,7 @@ def _table(result: StudyResult, *, markdown: bool) -> str:
     return (markdown_table if markdown else text_table)(rows, right=right)
 
 
-def _cells(row: ArmRow, baseline: str) -> list[str]:
+def _cells(row: "ArmRow", baseline: str) -> list[str]:
     name = f"{row.arm} *" if row.primary else row.arm
     summary = row.summary
     mean = "-" if summary.mean is None else f"{summary.mean:.2f}"
@@ -83,18 +86,18 @@ def _cells(row: ArmRow, baseline: str) -> list[str]:
     return [*cells, f"{found.mean:+.2f}", _interval(row, found), format_p(p), wins, _verdict_text(row)]
 
 
-def _interval(row: ArmRow, found: PairedDifference) -> str:
+def _interval(row: "ArmRow", found: PairedDifference) -> str:
     low, high, mark = found.low, found.high, ""
     if row.planned is not None and found.n < MIN_SEEDS:
         (low, high), mark = row.planned, " by sigma"
     return "-" if low is None or high is None else f"[{low:+.2f}, {high:+.2f}]{mark}"
 
 
-def _verdict_text(row: ArmRow) -> str:
+def _verdict_text(row: "ArmRow") -> str:
     return "" if row.verdict is None else row.verdict.text
 
 
-def _notes(result: StudyResult) -> Iterator[str]:
+def _notes(result: "StudyResult") -> Iterator[str]:
     """Yields sentences about what the table can and cannot show."""
     compared = [row for row in result.rows if row.difference is not None and row.difference.n > 0]
     primary = next((row for row in compared if row.primary), None)
@@ -121,7 +124,7 @@ def _notes(result: StudyResult) -> Iterator[str]:
         yield f"failed: {name}: {message}"
 
 
-def _p_notes(result: StudyResult, compared: list[ArmRow]) -> Iterator[str]:
+def _p_notes(result: "StudyResult", compared: "list[ArmRow]") -> Iterator[str]:
     """Yields sentences about p values: what they are, and what the number of seeds allows."""
     if not compared:
         return
@@ -142,5 +145,5 @@ def _p_notes(result: StudyResult, compared: list[ArmRow]) -> Iterator[str]:
         )
 
 
-def _label(row: ArmRow) -> str:
+def _label(row: "ArmRow") -> str:
     return " ".join(filter(None, (row.condition, row.arm)))
