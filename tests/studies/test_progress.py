@@ -1,5 +1,6 @@
 """What is shown while a study runs."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,13 @@ def test_statuses_of_runs(study):
     folder.note_failure("gmm-s0", "no space left")
     assert (folder.status("gmm-s0").state.value, folder.status("gmm-s0").final) == ("failed", False)
     assert isinstance(vicinal.Run(folder.run_folder("gmm-s0")), vicinal.Run)
+
+
+def test_a_table_larger_than_the_terminal_is_cut(study, capsys, monkeypatch):
+    folder, runs, facts = study
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("vicinal.studies.progress.REDRAW_SECONDS", -1)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 4)))
+    with Progress(folder, runs, facts) as progress:
+        progress.tick([])
+        assert capsys.readouterr().out.splitlines() == ["arm   finished  fai", "...", "1 of 4 runs, 25% of"]

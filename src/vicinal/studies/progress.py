@@ -1,5 +1,6 @@
 """The progress of a study: a live table on a terminal, else a line for each run that ends."""
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -56,9 +57,9 @@ class Progress:
             print(f"[{len(self.ended)}/{len(self.runs)}] {name}: {self._describe(name, status)}", flush=True)
         if self.is_live and time.monotonic() - self.drawn > REDRAW_SECONDS:
             self._clear()
-            text = self._table(running)
-            self.lines, self.drawn = text.count("\n") + 1, time.monotonic()
-            print(text, flush=True)
+            lines = self._visible(self._table(running).splitlines())
+            self.lines, self.drawn = len(lines), time.monotonic()
+            print("\n".join(lines), flush=True)
 
     def _update(self, running: Sequence[str]) -> list[tuple[str, RunStatus]]:
         """Returns the runs that ended since the last call."""
@@ -102,6 +103,12 @@ class Progress:
             failed = str(states.count(RunState.FAILED) or "")
             rows.append([key, f"{states.count(RunState.FINISHED)}/{len(members)}", failed, ", ".join(active)])
         return f"{text_table(rows, right=(1, 2))}\n{self._remaining(statuses)}"
+
+    def _visible(self, lines: list[str]) -> list[str]:
+        """Returns the lines that fit on the terminal, with the last one; others could not be cleared."""
+        size = shutil.get_terminal_size()
+        shown = lines if len(lines) < size.lines else [*lines[: max(0, size.lines - 3)], "...", lines[-1]]
+        return [line[: size.columns - 1] for line in shown]
 
     def _remaining(self, statuses: Mapping[str, RunStatus]) -> str:
         fraction, elapsed = self._fraction(statuses), time.monotonic() - self.started
