@@ -17,6 +17,7 @@ VERBS = {
     "predict": "predict the classes of your own images",
     "study": "compare arms over seeds, with statistics: plan, run, show",
     "compare": "compare finished runs, paired by seed, with the same statistics",
+    "report": "write a page about a study, a comparison or a run: one HTML file",
     "analyze": "measure and draw receptive fields, fitted tables, masks, attention",
     "export": "write a trained model as an ONNX or torch.export file",
     "datasets": "list datasets, or describe one",

@@ -14,7 +14,7 @@ from vicinal.studies.spec import Metric
 from vicinal.training.config import RESUME_FIELDS, TrainConfig
 from vicinal.training.run_folder import Run
 
-__all__ = ["compare"]
+__all__ = ["compare", "expand_patterns", "group_runs"]
 
 DATA_FIELDS = ("dataset", "data_dir", "train_size", "val_size")
 """Runs are compared under the same values of these settings."""
@@ -46,9 +46,9 @@ def compare(runs: Iterable[str | Path | Run], *, baseline: str | None = None, me
         VicinalError: if a folder is not a run, two runs have the same settings and seed, or fewer than two arms are
             finished.
     """
-    opened = [each if isinstance(each, Run) else Run(each) for each in _expand(runs)]
+    opened = [each if isinstance(each, Run) else Run(each) for each in expand_patterns(runs)]
     finished = [run for run in opened if run.finished]
-    observations = _observations(finished)
+    observations = group_runs(finished)
     arms = list(dict.fromkeys(each.arm for each in observations))
     if len(arms) < 2:
         raise VicinalError(
@@ -79,8 +79,8 @@ def compare(runs: Iterable[str | Path | Run], *, baseline: str | None = None, me
     )
 
 
-def _observations(runs: Sequence[Run]) -> list[Observation]:
-    """Returns finished runs with the names of their arms and conditions.
+def group_runs(runs: Sequence[Run]) -> list[Observation]:
+    """Returns runs with the names of their arms and conditions.
 
     Raises:
         VicinalError: if two runs have the same settings and seed.
@@ -99,7 +99,7 @@ def _observations(runs: Sequence[Run]) -> list[Observation]:
     return list(found.values())
 
 
-def _expand(runs: Iterable[str | Path | Run]) -> list[str | Path | Run]:
+def expand_patterns(runs: Iterable[str | Path | Run]) -> list[str | Path | Run]:
     """Returns the given runs, with the folders that fit a pattern in its place, sorted."""
     found: list[str | Path | Run] = []
     for each in [runs] if isinstance(runs, str | Path | Run) else runs:

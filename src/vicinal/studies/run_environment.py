@@ -45,10 +45,16 @@ class RunEnvironment:
     @classmethod
     def of_record(cls, values: Mapping[str, Any]) -> "RunEnvironment":
         """Returns the environment that `environment.json` describes; each entry of its `resumed` has the same keys."""
-        device = str(values["device"])
-        name = values["device_name"] if device.startswith("cuda") else device
-        versions = values["versions"]
-        return cls(values["threads"], name, values.get("attention", UNKNOWN), versions["vicinal"], versions["torch"])
+        device = str(values.get("device", UNKNOWN))
+        name = str(values.get("device_name", device)) if device.startswith("cuda") else device
+        versions = values.get("versions", {})
+        return cls(
+            threads=values.get("threads", 0),
+            device=name,
+            attention=values.get("attention", UNKNOWN),
+            vicinal=versions.get("vicinal", UNKNOWN),
+            torch=versions.get("torch", UNKNOWN),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name."""
@@ -69,7 +75,7 @@ class RunEnvironment:
         found = {}
         for name, run in runs.items():
             record = run.environment
-            environments = [self.of_record(values) for values in (record, *record["resumed"])]
+            environments = [self.of_record(values) for values in (record, *record.get("resumed", []))]
             if phrases := dict.fromkeys(filter(None, (each.difference(self) for each in environments))):
                 found[name] = "; ".join(phrases)
         return found

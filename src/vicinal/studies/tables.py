@@ -11,7 +11,7 @@ from vicinal.text_table import markdown_table, text_table
 if TYPE_CHECKING:
     from vicinal.studies.result import ArmRow, StudyResult
 
-__all__ = ["METRIC_NAMES", "pairs_text", "study_text"]
+__all__ = ["METRIC_NAMES", "format_p", "pairs_text", "study_notes", "study_text"]
 
 WIDTH = 100
 METRIC_NAMES = {"top1": "top-1", "balanced_accuracy": "balanced accuracy", "f1": "macro F1"}
@@ -30,7 +30,7 @@ def study_text(result: "StudyResult", *, markdown: bool = False) -> str:
     )
     parts = [result.question] if result.question else []
     parts += [heading, _table(result, markdown=markdown)]
-    notes = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in _notes(result)]
+    notes = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in study_notes(result)]
     return "\n\n".join([*parts, "\n".join(f"- {note}" if markdown else note for note in notes)]).rstrip()
 
 
@@ -97,7 +97,7 @@ def _verdict_text(row: "ArmRow") -> str:
     return "" if row.verdict is None else row.verdict.text
 
 
-def _notes(result: "StudyResult") -> Iterator[str]:
+def study_notes(result: "StudyResult") -> Iterator[str]:
     """Yields sentences about what the table can and cannot show."""
     compared = [row for row in result.rows if row.difference is not None and row.difference.n > 0]
     primary = next((row for row in compared if row.primary), None)

@@ -1,0 +1,74 @@
+"""The page: sections in one HTML file, with its style and its script in it."""
+
+import json
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import vicinal
+from vicinal.errors import VicinalError
+from vicinal.files import write_text
+from vicinal.report.section import Section
+from vicinal.report.sections.answer import answer_section
+from vicinal.report.sections.cost import cost_section
+from vicinal.report.sections.curves import curves_section
+from vicinal.report.sections.results import results_section
+from vicinal.report.sections.settings import settings_section
+from vicinal.report.source import ReportSource, open_source
+
+__all__ = ["render_page", "write_report"]
+
+MAX_BYTES = 10_000_000
+SECTIONS: Sequence[Callable[[ReportSource], Section | None]] = (
+    answer_section,
+    results_section,
+    curves_section,
+    cost_section,
+    settings_section,
+)
+"""In the order of the page. A function returns None if there is nothing to show."""
+
+
+def write_report(paths: Sequence[str | Path] | str | Path, *, out: str | Path | None = None) -> Path:
+    """Writes the report of a study, of a comparison of runs, or of one run. Returns the file.
+
+    Args:
+        paths: the folder of a study; or run folders, of which patterns such as `runs/a-*` are expanded.
+        out: HTML file; by default `report.html` in the folder of the study or run, or in the working folder.
+
+    Raises:
+        VicinalError: if a path is neither a study nor a run, or `out` is not the name of an HTML file.
+    """
+    source = open_source([paths] if isinstance(paths, str | Path) else paths)
+    file = source.folder / "report.html" if out is None else Path(out)
+    if file.suffix not in (".html", ".htm"):
+        raise VicinalError(f"out must end in .html, got {file.name}")
+    if not file.parent.is_dir():
+        raise VicinalError(f"the folder {file.parent} does not exist")
+    page = render_page(source)
+    write_text(file, page)
+    return file
+
+
+def render_page(source: ReportSource) -> str:
+    """Returns the HTML of a report."""
+    from jinja2 import Environment, StrictUndefined
+
+    sections = [section for make in SECTIONS if (section := make(source)) is not None]
+    folder = files("vicinal.report")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((folder / "template.html").read_text(encoding="utf-8"))
+    return template.render(
+        source=source,
+        sections=sections,
+        style=(folder / "style.css").read_text(encoding="utf-8"),
+        script=(folder / "script.js").read_text(encoding="utf-8"),
+        data=_script_json({section.name: section.data for section in sections if section.data}),
+        version=vicinal.__version__,
+    )
+
+
+def _script_json(data: Any) -> str:
+    """Returns JSON that is safe inside of a script element: it cannot contain the end of the element."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c").replace("&", "\\u0026")
