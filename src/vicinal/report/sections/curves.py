@@ -41,9 +41,7 @@ def curves_section(source: ReportSource) -> Section | None:
         seeds = sum(len(arm.runs) for arm in drawn)
         left = f" {len(arms) - len(drawn)} more arms are not drawn." if len(arms) > len(drawn) else ""
         alt = "Training curves. " + " ".join(_alt(arm) for arm in drawn)
-        caption = (
-            f"Mean over seeds, and the range of all seeds; {seeds} runs, validation images are not test images.{left}"
-        )
+        caption = f"Mean over seeds, and the range of all seeds; {seeds} runs, training and validation images.{left}"
         html = svg_figure(figure, alt, caption)
     html += data_link("curves.csv", _csv(arms), "Data: curves.csv")
     return Section("curves", "Training curves", html)

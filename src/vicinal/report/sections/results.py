@@ -1,5 +1,8 @@
 """The results table: sortable, with its notes, in forms to copy, and its data."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from markupsafe import Markup
 
 from vicinal.analysis.result import without_nan
@@ -141,11 +144,12 @@ def _pairs(result: StudyResult) -> Markup:
     if not rows:
         return Markup("")
     header = ["condition", "arm", "seed", "arm %", "baseline %", "only arm right", "only baseline right", "McNemar p"]
-    caption = f"Pairs of runs with the same seed on {result.split} images. McNemar's test is about two models, not about training."
+    about = "McNemar's test is about two models, not about training."
+    caption = f"Pairs of runs with the same seed on {result.split} images. {about}"
     return Markup("<details><summary>Every pair of runs</summary>{}</details>").format(
         html_table(header, rows, caption=caption)
     )
 
 
-def _csv(rows: list[dict]) -> str:  # type: ignore[type-arg]
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return csv_text([list(rows[0]), *([without_nan(value) for value in row.values()] for row in rows)])
