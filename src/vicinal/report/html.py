@@ -3,7 +3,6 @@
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
@@ -37,16 +36,16 @@ def html_table(
         parts = []
         for cell, is_number in zip(texts, numeric, strict=True):
             kind = Markup(' class="number"') if is_number else Markup("")
-            value = Markup("") if cell.value is None else Markup(' data-value="{}"').format(repr(cell.value))
+            value = Markup("") if cell.value is None else Markup(' data-value="{}"').format(repr(float(cell.value)))
             parts.append(Markup("<{}{}{}>{}</{}>").format(tag, kind, value, cell.text, tag.split()[0]))
         return Markup("<tr>{}</tr>").format(Markup("").join(parts))
 
     head = line(Markup('th scope="col"'), [Cell(name) for name in header])
     body = Markup("").join(line(Markup("td"), row) for row in cells)
     return Markup(
-        '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table{}><caption>{}</caption>'
-        "<thead>{}</thead><tbody>{}</tbody></table></div>"
-    ).format(caption, Markup(' class="sortable"') if sortable else "", caption, head, body)
+        '<figure class="table"><figcaption>{}</figcaption><div class="scroll" tabindex="0" role="region" '
+        'aria-label="{}"><table{} aria-label="{}"><thead>{}</thead><tbody>{}</tbody></table></div></figure>'
+    ).format(caption, caption, Markup(' class="sortable"') if sortable else "", caption, head, body)
 
 
 def data_link(name: str, text: str, label: str) -> Markup:
@@ -69,8 +68,7 @@ def copy_block(name: str, forms: dict[str, str]) -> Markup:
         name: id of the block in the page.
         forms: name of the form, such as Markdown, and the text.
     """
-    buttons: list[Any] = []
-    blocks: list[Any] = []
+    buttons, blocks = [], []
     for form, text in forms.items():
         key = f"{name}-{form.lower()}"
         buttons.append(
@@ -78,9 +76,14 @@ def copy_block(name: str, forms: dict[str, str]) -> Markup:
                 key, name, form
             )
         )
+        label = f"The table as {form}"
+        # the line break after <pre> is not part of its text
         blocks.append(
-            Markup('<details><summary>{}</summary><pre id="{}" tabindex="0">{}</pre></details>').format(form, key, text)
+            Markup('<h3>{}</h3><pre id="{}" tabindex="0" role="region" aria-label="{}">\n{}</pre>').format(
+                form, key, label, text
+            )
         )
     return Markup(
-        '<div class="buttons needs-script">{}<span id="{}-status" role="status" class="note"></span></div>{}'
-    ).format(Markup("").join(buttons), name, Markup("").join(blocks))
+        '<div class="copies"><div class="buttons needs-script">{}<span id="{}-status" role="status" class="note">'
+        "</span></div><details><summary>The table as {}</summary>{}</details></div>"
+    ).format(Markup("").join(buttons), name, ", ".join(forms), Markup("").join(blocks))

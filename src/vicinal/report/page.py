@@ -1,5 +1,7 @@
 """The page: sections in one HTML file, with its style and its script in it."""
 
+import base64
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from importlib.resources import files
@@ -38,16 +40,22 @@ def write_report(paths: Sequence[str | Path] | str | Path, *, out: str | Path | 
         out: HTML file; by default `report.html` in the folder of the study or run, or in the working folder.
 
     Raises:
-        VicinalError: if a path is neither a study nor a run, or `out` is not the name of an HTML file.
+        VicinalError: if a path is neither a study nor a run, or `out` is not the name of an HTML file that can be
+            written.
     """
+    if out is not None and Path(out).suffix not in (".html", ".htm"):
+        raise VicinalError(f"out must be the name of an HTML file, such as report.html, got {out}")
+    if out is not None and not Path(out).parent.is_dir():
+        raise VicinalError(f"out must be in a folder that exists, got {out}")
     source = open_source([paths] if isinstance(paths, str | Path) else paths)
     file = source.folder / "report.html" if out is None else Path(out)
-    if file.suffix not in (".html", ".htm"):
-        raise VicinalError(f"out must end in .html, got {file.name}")
-    if not file.parent.is_dir():
-        raise VicinalError(f"the folder {file.parent} does not exist")
     page = render_page(source)
-    write_text(file, page)
+    try:
+        write_text(file, page)
+    except OSError as error:
+        raise VicinalError(
+            f"{file} cannot be written: {error.strerror}; give another file with out, such as report.html"
+        ) from None
     return file
 
 
@@ -57,15 +65,26 @@ def render_page(source: ReportSource) -> str:
 
     sections = [section for make in SECTIONS if (section := make(source)) is not None]
     folder = files("vicinal.report")
+    script = (folder / "script.js").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((folder / "template.html").read_text(encoding="utf-8"))
     return template.render(
         source=source,
         sections=sections,
         style=(folder / "style.css").read_text(encoding="utf-8"),
-        script=(folder / "script.js").read_text(encoding="utf-8"),
+        script=script,
+        policy=_content_policy(script),
         data=_script_json({section.name: section.data for section in sections if section.data}),
         version=vicinal.__version__,
+    )
+
+
+def _content_policy(script: str) -> str:
+    """Returns a policy under which the browser loads nothing from elsewhere, and runs no script but the given one."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 

@@ -1,10 +1,11 @@
-"""Figures of a report as inline SVG, whose text follows the colors of the page, and images as data in the page."""
+"""Figures of a report as inline SVG, whose colors follow those of the page, and images as data in the page."""
 
 import base64
+import hashlib
 import io
-import itertools
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,27 @@ import numpy as np
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
 
+from vicinal.analysis import plot_style
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["INK", "png_uri", "report_style", "svg_figure"]
+__all__ = ["INK", "MARKERS", "line_look", "png_uri", "report_style", "svg_figure", "svg_legend", "svg_panels"]
 
 INK = "#010203"
 """Color of text and axes in matplotlib, replaced by that of the page."""
 MUTED = "#808080"
-_numbers = itertools.count()
+MARKERS = "osD^vP*X"
+PIXELS_PER_POINT = 96 / 72
+DASHES = {"-": "", "-.": "8 3 2 3", ":": "2 3", "--": "6 4"}
+PAGE_COLORS = {
+    INK: "currentColor",
+    **{
+        getattr(plot_style, name).lower(): f"var(--plot-{name.lower().replace('_', '-')})"
+        for name in ("BLUE", "ORANGE", "GREEN", "PURPLE", "VERMILION", "SKY_BLUE", "GRAY")
+    },
+}
+"""Colors of matplotlib and the page's color for each; the style sheet has brighter ones for dark pages."""
 
 
 @contextmanager
@@ -37,6 +50,7 @@ def report_style() -> Iterator[None]:
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.unicode_minus": True,
+        "axes.titlesize": 10,
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "savefig.facecolor": "none",
@@ -49,6 +63,12 @@ def report_style() -> Iterator[None]:
         yield
 
 
+def line_look(number: int) -> dict[str, Any]:
+    """Returns color and line style of one of several lines, counted from 0; black is the page's color of text."""
+    look = plot_style.line_style(number)
+    return {**look, "color": INK if look["color"] == plot_style.BLACK else look["color"]}
+
+
 def svg_figure(figure: "Figure", alt: str, caption: str = "") -> Markup:
     """Returns a figure as inline SVG with an alternative text.
 
@@ -57,23 +77,82 @@ def svg_figure(figure: "Figure", alt: str, caption: str = "") -> Markup:
         alt: what a reader who does not see it has to know.
         caption: split, number of images or runs, and where its data is; shown below the figure.
     """
+    return _with_caption(_svg(figure, Markup('role="img" aria-label="{}"').format(alt)), caption)
+
+
+def svg_panels(figures: Sequence["Figure"], alt: str, caption: str, legend: str = "") -> Markup:
+    """Returns several small figures as one, which stand side by side, or below each other on a narrow page.
+
+    Args:
+        figures: drawn inside of `report_style`, narrow enough for a phone: at most 3.6 inches.
+        alt: what a reader who does not see them has to know.
+        caption: as in `svg_figure`.
+        legend: that of `svg_legend`, above the panels.
+    """
+    panels = Markup("").join(_svg(figure, Markup('aria-hidden="true"')) for figure in figures)
+    html = Markup('{}<div class="panels" role="img" aria-label="{}">{}</div>').format(legend, alt, panels)
+    return _with_caption(html, caption)
+
+
+def svg_legend(labels: Sequence[str], *, markers: bool = False) -> Markup:
+    """Returns a list of labels with the line, or the marker, that `line_look` gives each of them."""
+    from matplotlib.markers import MarkerStyle
+
+    items, width = [], 14 if markers else 28
+    for number, label in enumerate(labels):
+        look = line_look(number)
+        color = PAGE_COLORS[look["color"].lower()]
+        if markers:
+            style = MarkerStyle(MARKERS[number % len(MARKERS)])
+            path = style.get_path().transformed(style.get_transform().scale(10, -10).translate(7, 7))
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in path.to_polygons()[0])
+            shape = Markup('<polygon points="{}" style="fill: {}"/>').format(points, color)
+        else:
+            dashes = DASHES[look["linestyle"]]
+            shape = Markup('<path d="M0 7H28" style="stroke: {}; stroke-width: 2.5; stroke-dasharray: {}"/>').format(
+                color, dashes or "none"
+            )
+        items.append(
+            Markup('<li><svg viewBox="0 0 {} 14" width="{}" aria-hidden="true">{}</svg> {}</li>').format(
+                width, width, shape, label
+            )
+        )
+    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items))
+
+
+def _with_caption(html: Markup, caption: str) -> Markup:
+    below = Markup("<figcaption>{}</figcaption>").format(caption) if caption else ""
+    return Markup('<figure class="plot">{}{}</figure>').format(html, below)
+
+
+def _svg(figure: "Figure", attributes: Markup) -> Markup:
+    """Returns a figure as an SVG element of its natural size, with ids that no other figure has."""
     file = io.StringIO()
-    figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has fonts with more characters
+        figure.savefig(
+            file, format="svg", bbox_inches="tight", pad_inches=0.02, metadata={"Date": None, "Creator": None}
+        )
     text = file.getvalue()
-    text = text[text.index("<svg") :]
-    prefix = f"f{next(_numbers)}-"  # matplotlib uses the same ids in every figure
-    text = re.sub(r'\bid="', f'id="{prefix}', text)
-    text = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}", text)
-    text = text.replace(INK, "currentColor")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', _opening(alt), text, count=1)
-    html = f'<figure class="plot">{text}'
-    return Markup(html + (f"<figcaption>{escape(caption)}</figcaption>" if caption else "") + "</figure>")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    prefix = f"f{hashlib.sha256(text.encode()).hexdigest()[:8]}-"  # matplotlib uses the same ids in every figure
+    found = re.match(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', text)
+    assert found is not None
+    width = PIXELS_PER_POINT * float(found[1].split()[2])
+    opening = (
+        f'<svg viewBox="{escape(found[1])}" width="{width:.0f}" {attributes} xmlns="http://www.w3.org/2000/svg" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink">'
+    )
+    return Markup(opening + re.sub("<[^>]*>", lambda tag: _page_tag(tag[0], prefix), text[found.end() :]))
 
 
-def _opening(alt: str) -> str:
-    label = str(escape(alt)).replace("\\", "\\\\")
-    return rf'<svg viewBox="\1" role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
+def _page_tag(tag: str, prefix: str) -> str:
+    """Returns a tag of matplotlib's SVG with the colors of the page, and with a prefix before every id."""
+    tag = re.sub(r'\bid="', f'id="{prefix}', tag)
+    tag = re.sub(r'(xlink:href="#|url\(#)', rf"\g<1>{prefix}", tag)
+    for color, replacement in PAGE_COLORS.items():
+        tag = tag.replace(color, replacement)
+    return tag
 
 
 def png_uri(pixels: NDArray[np.uint8]) -> str:

@@ -8,11 +8,12 @@
     return cell.dataset.value !== undefined ? Number(cell.dataset.value) : cell.textContent.trim();
   }
 
-  function compare(a, b) {
-    if (typeof a === "number" && typeof b === "number") return a - b;
+  /* Numbers by their value, text by the alphabet; cells without a number stay below those with one. */
+  function compare(a, b, direction) {
+    if (typeof a === "number" && typeof b === "number") return direction * (a - b);
     if (typeof a === "number") return -1;
     if (typeof b === "number") return 1;
-    return a.localeCompare(b);
+    return direction * a.localeCompare(b, undefined, { numeric: true });
   }
 
   function sortTable(table, header) {
@@ -22,7 +23,7 @@
     header.setAttribute("aria-sort", ascending ? "ascending" : "descending");
     const body = table.tBodies[0];
     const rows = Array.from(body.rows);
-    rows.sort((a, b) => compare(cellValue(a, column), cellValue(b, column)) * (ascending ? 1 : -1));
+    rows.sort((a, b) => compare(cellValue(a, column), cellValue(b, column), ascending ? 1 : -1));
     rows.forEach((row) => body.appendChild(row));
   }
 
@@ -45,9 +46,9 @@
       area.setAttribute("readonly", "");
       document.body.appendChild(area);
       area.select();
-      document.execCommand("copy");
+      const copied = document.execCommand("copy");
       area.remove();
-      done();
+      status.textContent = copied ? "Copied." : "The browser does not allow copying: open the text below.";
     };
     if (navigator.clipboard && window.isSecureContext) navigator.clipboard.writeText(text).then(done, fallback);
     else fallback();

@@ -147,7 +147,7 @@ def _check_mixed(
 def _mixed(folder: StudyFolder, runs: Sequence[PlannedRun], expected: RunEnvironment) -> dict[str, str]:
     """Returns how runs were made otherwise than the study, by name."""
     begun = (RunState.FINISHED, RunState.STARTED)
-    names = [planned.name for planned in runs if folder.status(planned.name).state in begun]
+    names = [planned.name for planned in runs if folder.checked_status(planned.name).state in begun]
     return expected.differences({name: Run(folder.run_folder(name)) for name in names})
 
 
@@ -158,7 +158,7 @@ def _is_to_do(folder: StudyFolder, name: str) -> bool:
 
 def _result(opened: OpenedStudy, record: StudyRecord, runs: Sequence[PlannedRun]) -> StudyResult:
     spec, folder = opened.spec, opened.folder
-    statuses = {planned.name: folder.status(planned.name) for planned in runs}
+    statuses = {planned.name: folder.checked_status(planned.name) for planned in runs}
     finished = [planned for planned in runs if statuses[planned.name].state is RunState.FINISHED]
     observations = [
         Observation(planned.arm, planned.condition.name, planned.seed, Run(folder.run_folder(planned.name)))

@@ -155,6 +155,17 @@ class StudyFolder:
             return RunStatus(RunState.FAILED, steps, json.loads(file.read_text(encoding="utf-8"))["message"])
         return RunStatus(RunState.WAITING if run is None else RunState.STARTED, steps)
 
+    def checked_status(self, name: str) -> RunStatus:
+        """Returns the status of a run, which is that of a failed one if a file of the run cannot be read."""
+        try:
+            status = self.status(name)
+            if status.state in (RunState.FINISHED, RunState.STARTED):
+                run = Run(self.run_folder(name))
+                _ = run.config, run.results, run.environment
+        except VicinalError as error:
+            return RunStatus(RunState.FAILED, message=str(error), final=True)
+        return status
+
     def check_run(self, planned: PlannedRun) -> None:
         """Raises VicinalError if the folder of a run holds a run with other settings."""
         folder = self.run_folder(planned.name)

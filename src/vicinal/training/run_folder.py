@@ -7,7 +7,8 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ class Run:
         """One row of metrics.csv for each finished epoch; an empty cell is None."""
         if not (self.folder / METRICS_FILE).is_file():
             return []
-        with open(self.folder / METRICS_FILE, newline="") as file:
+        with _readable(self.folder / METRICS_FILE), open(self.folder / METRICS_FILE, newline="") as file:
             return [
                 {key: float(value) if value else None for key, value in row.items()} for row in csv.DictReader(file)
             ]
@@ -160,13 +161,15 @@ class Run:
     @property
     def environment(self) -> dict[str, Any]:
         """Machine, versions and command; `resumed` lists the same for each time that the run was resumed."""
-        return dict(json.loads((self.folder / ENVIRONMENT_FILE).read_text()))
+        with _readable(self.folder / ENVIRONMENT_FILE):
+            return dict(json.loads((self.folder / ENVIRONMENT_FILE).read_text()))
 
     @property
     def results(self) -> dict[str, Any] | None:
         """The final evaluation on `val` and `test`; None before the run is finished."""
         file = self.folder / RESULTS_FILE
-        return dict(json.loads(file.read_text())) if file.is_file() else None
+        with _readable(file):
+            return dict(json.loads(file.read_text())) if file.is_file() else None
 
     @property
     def finished(self) -> bool:
@@ -214,6 +217,15 @@ class Run:
         if moved != self.config:
             write_text(self.folder / CONFIG_FILE, moved.to_yaml())
         write_json(self.folder / ENVIRONMENT_FILE, {**before, "resumed": [*before["resumed"], environment]})
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Raises VicinalError with the name of the file if what is read inside of `with` is not as it was written."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        raise VicinalError(f"{file} cannot be read: {error}; restore it, or run again") from None
 
 
 def _rename_to_free(temporary: Path, folder: Path, *, numbered: bool) -> Path:

@@ -3,12 +3,14 @@
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
-from vicinal.analysis.plot_style import line_style
-from vicinal.report.html import Cell, html_table
-from vicinal.report.plots import report_style, svg_figure
+from vicinal.errors import VicinalError
+from vicinal.files import csv_text
+from vicinal.report.html import Cell, data_link, html_table
+from vicinal.report.plots import MARKERS, line_look, report_style, svg_legend, svg_panels
 from vicinal.report.section import Section
-from vicinal.report.source import ReportArm, ReportSource
+from vicinal.report.source import ReportArm, ReportSource, counted
 from vicinal.training.run_folder import Run
 
 __all__ = ["cost_section"]
@@ -19,50 +21,65 @@ def cost_section(source: ReportSource) -> Section | None:
     arms = [arm for arm in source.arms if arm.finished]
     if not arms:
         return None
-    split = "test" if all("test" in (run.results or {}) for arm in arms for run in arm.finished) else "val"
+    split = source.split
     figures = [(arm, *_figures(arm, split)) for arm in arms]
     rows = [
         [
             Cell(arm.label),
             Cell(str(len(arm.finished)), len(arm.finished)),
             Cell("none" if accuracy is None else f"{accuracy:.2f}", accuracy),
-            Cell(f"{parameters:,}", parameters),
-            Cell("not known" if speed is None else f"{speed:,.0f}", speed),
+            Cell(_count(parameters), parameters),
+            Cell(_count(speed), speed),
         ]
         for arm, accuracy, parameters, speed in figures
     ]
     header = ["arm", "runs", f"{split} top-1 %", "parameters", "training images/s"]
-    caption = f"Means over finished runs, {split} images; images per second depend on what else the machine did"
-    html = html_table(header, rows, caption=caption)
+    runs = counted(sum(len(arm.finished) for arm in arms), "finished run")
+    about = f"Means over {runs}, {source.images}; images per second depend on what else the machine did."
+    table = [header, *([cell.value if cell.value is not None else cell.text for cell in row] for row in rows)]
+    link = data_link("cost.csv", csv_text(table), "cost.csv")
+    html = html_table(header, rows, caption=f"Accuracy and cost of each arm, {source.images}, {runs}")
     if len(arms) > 1 and all(accuracy is not None for _, accuracy, _, _ in figures):
-        html = _plot(figures, split) + html
+        html = _plot(figures, split, Markup("{} Data: {}").format(about, link)) + html
+    else:
+        html += Markup("<p>{} Data: {}</p>").format(about, link)
     return Section("cost", "Accuracy against cost", html)
 
 
-def _plot(figures: list[Any], split: str) -> Any:
+def _plot(figures: list[Any], split: str, caption: Markup) -> Markup:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
+    panels = []
     with report_style():
-        figure = Figure(figsize=(8, 3.4), layout="constrained")
-        axes = figure.subplots(1, 2, sharey=True)
-        for number, (arm, accuracy, parameters, speed) in enumerate(figures):
-            look = {"color": line_style(number)["color"], "marker": "osD^vP*X"[number % 8], "linestyle": "none"}
-            axes[0].plot([parameters / 1e6], [accuracy], label=arm.label, **look)
-            if speed is not None:
-                axes[1].plot([speed], [accuracy], **look)
-        axes[0].set(xlabel="parameters in millions", ylabel=f"{split} top-1 in %")
-        axes[1].set(xlabel="training images per second")
-        for each in axes:
-            each.grid()
-            each.margins(0.15)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(figures)))
+        for place, label in ((2, "parameters"), (3, "training images per second")):
+            if all(each[place] is None for each in figures):
+                continue
+            panel = Figure(figsize=(3.6, 2.9), layout="constrained")
+            axes = panel.subplots()
+            for number, each in enumerate(figures):
+                if each[place] is not None:
+                    look = {"color": line_look(number)["color"], "marker": MARKERS[number % len(MARKERS)]}
+                    axes.plot([each[place]], [each[1]], linestyle="none", markersize=8, **look)
+            axes.set(xlabel=label, ylabel=f"{split} top-1 in %")
+            axes.xaxis.set_major_locator(MaxNLocator(4))
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            axes.ticklabel_format(axis="y", useOffset=False)
+            axes.margins(0.15)
+            axes.grid()
+            panels.append(panel)
         alt = "Accuracy against cost. " + " ".join(
-            f"{arm.label}: {accuracy:.2f}% with {parameters:,} parameters." for arm, accuracy, parameters, _ in figures
+            f"{arm.label}: {accuracy:.2f}%, {_count(parameters)} parameters, {_count(speed)} images per second."
+            for arm, accuracy, parameters, speed in figures
         )
-        return svg_figure(figure, alt, f"Means over finished runs, {split} images. The table below has the numbers.")
+        return svg_panels(panels, alt, caption, svg_legend([arm.label for arm, *_ in figures], markers=True))
 
 
-def _figures(arm: ReportArm, split: str) -> tuple[float | None, int, float | None]:
+def _count(value: float | None) -> str:
+    return "not known" if value is None else f"{value:,.0f}"
+
+
+def _figures(arm: ReportArm, split: str) -> tuple[float | None, int | None, float | None]:
     """Returns the mean accuracy in %, the number of parameters, and the median training speed."""
     accuracies = [100 * run.results[split]["top1"] for run in arm.finished if run.results and split in run.results]
     speeds = [row["images_per_second"] for run in arm.finished for row in run.metrics if row.get("images_per_second")]
@@ -74,5 +91,9 @@ def _figures(arm: ReportArm, split: str) -> tuple[float | None, int, float | Non
     )
 
 
-def _parameters(run: Run) -> int:
-    return sum(parameter.numel() for parameter in run.model().parameters())
+def _parameters(run: Run) -> int | None:
+    """Returns the number of parameters of a run's model; None if the model cannot be loaded."""
+    try:
+        return sum(parameter.numel() for parameter in run.model().parameters())
+    except VicinalError:
+        return None

@@ -1,16 +1,19 @@
 """Training curves: mean over seeds, with the range of all seeds."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from markupsafe import Markup
 
-from vicinal.analysis.plot_style import line_style
 from vicinal.files import csv_text
 from vicinal.report.html import data_link
-from vicinal.report.plots import report_style, svg_figure
+from vicinal.report.plots import line_look, report_style, svg_legend, svg_panels
 from vicinal.report.section import Section
-from vicinal.report.source import ReportArm, ReportSource
+from vicinal.report.source import ReportArm, ReportSource, counted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["curves_section"]
 
@@ -26,25 +29,32 @@ def curves_section(source: ReportSource) -> Section | None:
         return None
     drawn = arms[:MAX_LINES]
     panels = [name for name in PANELS if any(_curves(arm, name) for arm in drawn)]
-    from matplotlib.figure import Figure
-
+    runs = counted(sum(len(arm.runs) for arm in drawn), "run")
+    splits = "training and validation images" if len(panels) > 1 else "training images; no validation split"
+    left = f" {counted(len(arms) - len(drawn), 'more arm')} not drawn." if len(arms) > len(drawn) else ""
+    caption = Markup("Lines: mean over seeds; bands: range of all seeds; {}, {}.{} Data: {}").format(
+        runs, splits, left, data_link("curves.csv", _csv(arms), "curves.csv")
+    )
+    alt = "Training curves. " + " ".join(_alt(arm) for arm in drawn)
     with report_style():
-        figure = Figure(figsize=(3.6 * len(panels), 3.4), layout="constrained")
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for panel, each in zip(panels, axes, strict=True):
-            for number, arm in enumerate(drawn):
-                _draw(each, arm, panel, number)
-            each.set_xlabel("step")
-            each.set_title(PANELS[panel], fontsize=10)
-            each.grid(axis="y")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(drawn)))
-        seeds = sum(len(arm.runs) for arm in drawn)
-        left = f" {len(arms) - len(drawn)} more arms are not drawn." if len(arms) > len(drawn) else ""
-        alt = "Training curves. " + " ".join(_alt(arm) for arm in drawn)
-        caption = f"Mean over seeds, and the range of all seeds; {seeds} runs, training and validation images.{left}"
-        html = svg_figure(figure, alt, caption)
-    html += data_link("curves.csv", _csv(arms), "Data: curves.csv")
+        figures = [_panel(name, drawn) for name in panels]
+        html = svg_panels(figures, alt, caption, svg_legend([arm.label for arm in drawn]))
     return Section("curves", "Training curves", html)
+
+
+def _panel(name: str, arms: Sequence[ReportArm]) -> "Figure":
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(3.3, 2.7), layout="constrained")
+    axes = figure.subplots()
+    for number, arm in enumerate(arms):
+        _draw(axes, arm, name, number)
+    axes.set_xlabel("step")
+    axes.set_title(PANELS[name])
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.grid(axis="y")
+    return figure
 
 
 def _curves(arm: ReportArm, name: str) -> list[list[tuple[float, float]]]:
@@ -64,8 +74,8 @@ def _draw(axes: Any, arm: ReportArm, name: str, number: int) -> None:
     length = min(map(len, curves))  # of runs that are not finished, the part that all have
     steps = [step for step, _ in curves[0][:length]]
     values = np.array([[value for _, value in curve[:length]] for curve in curves])
-    style = line_style(number)
-    axes.plot(steps, values.mean(0), label=arm.label, **style, marker="o" if length == 1 else None, markersize=4)
+    style = line_look(number)
+    axes.plot(steps, values.mean(0), **style, linewidth=1.8, marker="o" if length == 1 else None, markersize=4)
     if len(values) > 1:
         axes.fill_between(steps, values.min(0), values.max(0), color=style["color"], alpha=0.18, linewidth=0)
 

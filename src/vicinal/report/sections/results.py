@@ -12,8 +12,9 @@ from vicinal.report.section import Section
 from vicinal.report.source import ReportSource
 from vicinal.studies.result import ArmRow, StudyResult
 from vicinal.studies.tables import METRIC_NAMES, format_p, study_notes
+from vicinal.studies.verdict import MIN_SEEDS
 
-__all__ = ["latex_table", "results_section"]
+__all__ = ["latex_table", "results_section", "rows_csv"]
 
 
 def results_section(source: ReportSource) -> Section | None:
@@ -28,27 +29,28 @@ def results_section(source: ReportSource) -> Section | None:
     if not any(row.published for row in result.rows):
         header, rows = header[:-1], [row[:-1] for row in rows]
     caption = (
-        f"{METRIC_NAMES[result.metric]} on {result.split} images in %; {result.finished_runs} of {result.planned_runs} "
+        f"{METRIC_NAMES[result.metric]} on {source.images} in %; {result.finished_runs} of {result.planned_runs} "
         f"runs finished; differences to {result.baseline}, paired by seed"
     )
     html = html_table(header, rows, caption=caption)
     notes = Markup("").join(Markup("<li>{}</li>").format(note) for note in study_notes(result))
     html += Markup('<ul class="note">{}</ul>').format(notes)
-    results_csv = _csv(list(result.csv_rows()))
+    results_csv = rows_csv(list(result.csv_rows()))
     forms = {"Markdown": result.markdown(), "CSV": results_csv, "LaTeX": latex_table(header, rows, caption)}
     html += copy_block("results-copy", forms)
     html += _pairs(result)
     links = [data_link("results.csv", results_csv, "results.csv")]
     if pairs := result.pair_rows():
-        links.append(data_link("pairs.csv", _csv(pairs), "pairs.csv"))
+        links.append(data_link("pairs.csv", rows_csv(pairs), "pairs.csv"))
     html += Markup("<p>Data: {}</p>").format(Markup(", ").join(links))
     return Section("results", "Results", html)
 
 
 def latex_table(header: list[str], rows: list[list[Cell]], caption: str) -> str:
     """Returns a table in LaTeX, with booktabs' rules."""
+    numeric = [any(row[index].value is not None for row in rows) for index in range(len(header))]
     lines = [
-        r"\begin{tabular}{" + "l" * len(header) + "}",
+        r"\begin{tabular}{" + "".join("r" if each else "l" for each in numeric) + "}",
         r"\toprule",
         " & ".join(map(_latex, header)) + r" \\",
         r"\midrule",
@@ -68,6 +70,7 @@ def _latex(text: str) -> str:
         "^": r"\textasciicircum{}",
         "±": r"$\pm$",
         "<": "$<$",
+        ">": "$>$",
     }
     return "".join(special.get(char, f"\\{char}" if char in "&%$#_{}" else char) for char in text)
 
@@ -101,23 +104,18 @@ def _cells(row: ArmRow) -> list[Cell]:
         mean,
     ]
     if found is None or found.mean is None:
-        cells += [
-            Cell(""),
-            Cell(""),
-            Cell(""),
-            Cell(""),
-            Cell(""),
-            Cell("baseline" if found is None else "no pairs yet"),
-        ]
+        cells += [Cell("")] * 5 + [Cell("baseline" if found is None else "no pairs yet")]
     else:
         p = found.p if row.adjusted_p is None else row.adjusted_p
-        low, high = (found.low, found.high) if row.planned is None or found.n > 1 else row.planned
+        by_sigma = row.planned if found.n < MIN_SEEDS else None
+        low, high = by_sigma or (found.low, found.high)
         interval = "none" if low is None or high is None else f"{low:+.2f} to {high:+.2f}"
+        ties = f", {found.ties} equal" if found.ties else ""
         cells += [
             Cell(f"{found.mean:+.2f}", found.mean),
-            Cell(interval, low),
+            Cell(f"{interval} by sigma" if by_sigma else interval, low),
             Cell(format_p(p), p),
-            Cell(f"{found.wins} of {found.n}", found.wins / found.n),
+            Cell(f"{found.wins} of {found.n}{ties}", found.wins / found.n),
             Cell("none" if found.detectable is None else f"{found.detectable:.2f}", found.detectable),
             Cell(row.verdict.text if row.verdict else ""),
         ]
@@ -151,5 +149,6 @@ def _pairs(result: StudyResult) -> Markup:
     )
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def rows_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the text of a CSV file with a line for each row."""
     return csv_text([list(rows[0]), *([without_nan(value) for value in row.values()] for row in rows)])

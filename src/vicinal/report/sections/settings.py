@@ -72,4 +72,4 @@ def _field_names() -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
+    return "x".join(map(str, value)) if isinstance(value, tuple) else "not set" if value is None else str(value)
