@@ -39,7 +39,8 @@ def cost_section(source: ReportSource) -> Section | None:
     table = [header, *([cell.value if cell.value is not None else cell.text for cell in row] for row in rows)]
     link = data_link("cost.csv", csv_text(table), "cost.csv")
     html = html_table(header, rows, caption=f"Accuracy and cost of each arm, {source.images}, {runs}")
-    if len(arms) > 1 and all(accuracy is not None for _, accuracy, _, _ in figures):
+    has_costs = any(cost is not None for _, _, *costs in figures for cost in costs)
+    if len(arms) > 1 and has_costs and all(accuracy is not None for _, accuracy, _, _ in figures):
         html = _plot(figures, split, Markup("{} Data: {}").format(about, link)) + html
     else:
         html += Markup("<p>{} Data: {}</p>").format(about, link)

@@ -142,6 +142,8 @@ def _pairs(result: StudyResult) -> Markup:
     if not rows:
         return Markup("")
     header = ["condition", "arm", "seed", "arm %", "baseline %", "only arm right", "only baseline right", "McNemar p"]
+    if not any(row[0].text for row in rows):
+        header, rows = header[1:], [row[1:] for row in rows]
     about = "McNemar's test is about two models, not about training."
     caption = f"Pairs of runs with the same seed on {result.split} images. {about}"
     return Markup("<details><summary>Every pair of runs</summary>{}</details>").format(
