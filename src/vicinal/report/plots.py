@@ -117,7 +117,7 @@ def svg_legend(labels: Sequence[str], *, markers: bool = False) -> Markup:
                 width, width, shape, label
             )
         )
-    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(items))
+    return Markup('<ul class="plot-legend">{}</ul>').format(Markup("").join(items))
 
 
 def _with_caption(html: Markup, caption: str) -> Markup:
