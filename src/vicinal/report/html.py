@@ -7,7 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-__all__ = ["Cell", "copy_block", "data_link", "html_table"]
+__all__ = ["Cell", "copy_block", "data_link", "html_table", "missing_list"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +84,8 @@ def copy_block(name: str, forms: dict[str, str]) -> Markup:
     return Markup(
         '<div class="buttons needs-script">{}<span id="{}-status" role="status" class="note"></span></div>{}'
     ).format(Markup("").join(buttons), name, Markup("").join(blocks))
+
+
+def missing_list(sentences: Sequence[str]) -> Markup:
+    """Returns sentences about what cannot be shown, or is left out."""
+    return Markup("").join(Markup('<p class="missing">{}</p>').format(sentence) for sentence in sentences)

@@ -76,10 +76,17 @@ def _opening(alt: str) -> str:
     return rf'<svg viewBox="\1" role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink">'
 
 
-def png_uri(pixels: NDArray[np.uint8]) -> str:
-    """Returns an image `(height, width)` or `(height, width, 3)` as a data URI of a PNG file."""
+def png_uri(pixels: NDArray[np.uint8], palette: NDArray[np.uint8] | None = None) -> str:
+    """Returns an image as a data URI of a PNG file.
+
+    Args:
+        pixels: `(height, width)` or `(height, width, 3)`.
+        palette: colors of the numbers in `pixels`, `(256, 3)`; gray by default.
+    """
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", optimize=True)
+    file, image = io.BytesIO(), Image.fromarray(pixels)
+    if palette is not None:
+        image.putpalette(palette.tobytes())
+    image.save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
