@@ -41,6 +41,8 @@ class ImageSelection:
     """Of the random choice."""
     dataset: str | None = None
     """Where the dataset of a run is now, if it was moved."""
+    split: str | None = None
+    """Split of a run's data that the last images are from: `test`, or `val` if it has no test images."""
     problems: list[str] = field(default_factory=list)
     """Error messages of the files that could not be read in the last iteration."""
 
@@ -109,8 +111,10 @@ class ImageSelection:
         names, run = declared["label_names"], opened.run
         assert run is not None
         try:
+            self.split = "test"
             return open_evaluation_data(run, "test", names, self.dataset, self.data_dir).images, names
         except NoImagesError:
+            self.split = "val"
             return open_evaluation_data(run, "val", names, self.dataset, self.data_dir).images, names
 
     def _from_files(self, path: Path, preprocessing: Preprocessing) -> NamedBatches:

@@ -9,15 +9,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from vicinal.priors.base import Prior
 from vicinal.priors.composition import Composition
 from vicinal.priors.convolution import Convolution
+from vicinal.priors.decay import Decay
 from vicinal.priors.registry import get_prior, list_priors
 
-__all__ = ["get_parameters", "get_parts", "parameter_rows"]
+__all__ = ["get_parameters", "get_parts", "parameter_rows", "set_parameters"]
 
 MAX_VALUES_PER_HEAD = 32
 
@@ -60,6 +62,52 @@ def get_parameters(prior: Prior) -> dict[str, NDArray[Any]]:
         and values.shape[-1] == prior.heads
         and values.numel() <= MAX_VALUES_PER_HEAD * prior.heads
     }
+
+
+def set_parameters(prior: Prior, values: Mapping[str, NDArray[Any]]) -> bool:
+    """Sets the parameters of a prior to values that `get_parameters` returned before, such as those of another epoch.
+
+    Args:
+        prior: of any class.
+        values: by name, each `(heads,)` or `(kernels, heads)`.
+
+    Returns:
+        Whether everything that the prior learns is now as `values` say. If not, as for a free table, nothing changed.
+    """
+    before = [(parameter, parameter.detach().clone()) for parameter in prior.parameters()]
+    with torch.no_grad():
+        known = all(_set_part(part_prior, _of_part(values, part)) for part, part_prior in get_parts(prior).items())
+        found = get_parameters(prior) if known else {}
+        # A class can list a parameter in another form than it stores it.
+        if known and all(np.allclose(found[name], wanted, rtol=1e-4) for name, wanted in values.items()):
+            return True
+        for parameter, old in before:
+            parameter.copy_(old)
+    return False
+
+
+def _of_part(values: Mapping[str, NDArray[Any]], part: str) -> dict[str, NDArray[Any]]:
+    """Returns the values of a part, under names without that of the part."""
+    start = f"{part}." if part else ""
+    return {name.removeprefix(start): each for name, each in values.items() if name.startswith(start)}
+
+
+def _set_part(prior: Prior, values: dict[str, NDArray[Any]]) -> bool:
+    """Sets the parameters of a prior that is not a composition. Returns whether all of them have values."""
+    if isinstance(prior, Convolution):
+        values = {**values, "mu": np.stack([values["mu_row"], values["mu_column"]], 1)}
+    if isinstance(prior, Decay):
+        values = {"rate": np.log(-np.log(values["gamma"]))}
+    for name, parameter in prior.named_parameters():
+        wanted = values.get(name.removeprefix("flat_"))
+        if wanted is None:
+            return False
+        if wanted.size != parameter.numel():
+            wanted = wanted[..., :1]  # one value for all heads is listed for each of them
+        if wanted.size != parameter.numel():
+            return False
+        parameter.copy_(torch.from_numpy(np.ascontiguousarray(wanted)).view(parameter.shape))
+    return True
 
 
 def parameter_rows(parameters: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, int | str, int, str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-__all__ = ["Cell", "copy_block", "data_link", "html_table"]
+__all__ = ["Cell", "copy_block", "data_link", "html_table", "missing_list"]
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,8 @@ def copy_block(name: str, forms: dict[str, str]) -> Markup:
         '<div class="copies"><div class="buttons needs-script">{}<span id="{}-status" role="status" class="note">'
         "</span></div><details><summary>The table as {}</summary>{}</details></div>"
     ).format(Markup("").join(buttons), name, ", ".join(forms), Markup("").join(blocks))
+
+
+def missing_list(sentences: Sequence[str]) -> Markup:
+    """Returns sentences about what cannot be shown, or is left out."""
+    return Markup("").join(Markup('<p class="missing">{}</p>').format(sentence) for sentence in sentences)

@@ -15,6 +15,9 @@ from vicinal.report.section import Section
 from vicinal.report.sections.answer import answer_section
 from vicinal.report.sections.cost import cost_section
 from vicinal.report.sections.curves import curves_section
+from vicinal.report.sections.explorer import explorer_section
+from vicinal.report.sections.fields import fields_section
+from vicinal.report.sections.masks import masks_section
 from vicinal.report.sections.results import results_section
 from vicinal.report.sections.settings import settings_section
 from vicinal.report.source import ReportSource, open_source
@@ -26,6 +29,9 @@ SECTIONS: Sequence[Callable[[ReportSource], Section | None]] = (
     answer_section,
     results_section,
     curves_section,
+    masks_section,
+    fields_section,
+    explorer_section,
     cost_section,
     settings_section,
 )

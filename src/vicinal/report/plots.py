@@ -155,10 +155,17 @@ def _page_tag(tag: str, prefix: str) -> str:
     return tag
 
 
-def png_uri(pixels: NDArray[np.uint8]) -> str:
-    """Returns an image `(height, width)` or `(height, width, 3)` as a data URI of a PNG file."""
+def png_uri(pixels: NDArray[np.uint8], palette: NDArray[np.uint8] | None = None) -> str:
+    """Returns an image as a data URI of a PNG file.
+
+    Args:
+        pixels: `(height, width)` or `(height, width, 3)`.
+        palette: colors of the numbers in `pixels`, `(256, 3)`; gray by default.
+    """
     from PIL import Image
 
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", optimize=True)
+    file, image = io.BytesIO(), Image.fromarray(pixels)
+    if palette is not None:
+        image.putpalette(palette.tobytes())
+    image.save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -13,7 +13,7 @@ from vicinal.analysis.plot_style import SEQUENTIAL, factor_scale
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_convolutions", "draw_masks"]
+__all__ = ["bias_sheet", "draw_convolutions", "draw_masks", "scale_sheet"]
 
 MIN_RELATIVE_FACTOR = 0.01  # of the largest factor of attention: lower end of the scale
 TICKS = [digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5)]  # of a logarithmic scale
@@ -30,21 +30,21 @@ def draw_masks(masks: Masks) -> "Figure":
     where = "offset" if all(layer.over == "offsets" for layer in masks.layers) else "patch around the central one"
     scales = {layer.name: layer.scale for layer in masks.layers if layer.scale is not None}
     if scales:
-        sheets.append(_scale_sheet(_title(masks, f"factor of logits, by {where}"), scales))
+        sheets.append(scale_sheet(_title(masks, f"factor of logits, by {where}"), scales))
     biases = {layer.name: layer.bias for layer in masks.layers if layer.bias is not None}
     if biases:
-        sheets.append(_bias_sheet(_title(masks, f"factor of attention, exp(bias), by {where}"), biases))
+        sheets.append(bias_sheet(_title(masks, f"factor of attention, exp(bias), by {where}"), biases))
     return draw_sheets(sheets)
 
 
-def _scale_sheet(title: str, scales: Mapping[str, NDArray[np.float64]]) -> Sheet:
+def scale_sheet(title: str, scales: Mapping[str, NDArray[np.float64]]) -> Sheet:
     """Returns a sheet of factors of logits, which can be negative."""
     low, high = min(float(each.min()) for each in scales.values()), max(float(each.max()) for each in scales.values())
     scale, colors = factor_scale(low, high)
     return Sheet(title, scales, scale, colors, "logits times")
 
 
-def _bias_sheet(title: str, biases: Mapping[str, NDArray[np.float64]]) -> Sheet:
+def bias_sheet(title: str, biases: Mapping[str, NDArray[np.float64]]) -> Sheet:
     """Returns a sheet of factors of attention, which are positive."""
     from matplotlib.ticker import MaxNLocator
 

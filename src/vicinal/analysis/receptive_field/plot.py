@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-__all__ = ["draw_field", "draw_fields"]
+__all__ = ["COLORMAP", "draw_field", "draw_fields", "energy_scale", "relative_energy"]
 
 COLORMAP = "magma"  # its dark end makes outlines visible
 MIN_RELATIVE_ENERGY = 1e-4  # of the brightest pixel: lower end of a logarithmic scale
@@ -36,9 +36,9 @@ def draw_field(field: ReceptiveField) -> "Figure":
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    energy = _relative(field)
+    energy = relative_energy(field)
     figure = Figure(figsize=(9.6, 1.8 + 3.7 * _height(energy)), layout="compressed")
-    scales = {"linear": Normalize(0, float(energy.max())), "logarithmic": _logarithmic([energy])}
+    scales = {"linear": Normalize(0, float(energy.max())), "logarithmic": energy_scale([energy])}
     for axes, (name, scale) in zip(figure.subplots(1, 2), scales.items(), strict=True):
         drawn = _show(axes, field, energy, scale)
         axes.set_title(f"{name} scale", fontsize=10)
@@ -70,8 +70,8 @@ def draw_fields(fields: Mapping[str, ReceptiveField]) -> "Figure":
         raise VicinalError("there are no receptive fields to draw; give at least one")
     down = math.ceil(len(fields) / MAX_COLUMNS)
     across = math.ceil(len(fields) / down)
-    energies = [_relative(field) for field in fields.values()]
-    scale = _logarithmic(energies)
+    energies = [relative_energy(field) for field in fields.values()]
+    scale = energy_scale(energies)
     rows = down * (0.6 + 2.5 * max(map(_height, energies)))
     figure = Figure(figsize=(1 + 2.7 * max(across, 3), 0.6 + rows + 3.2), layout="constrained")
     outlined = "the patch, and the square with 50 % of the energy (dashed)"
@@ -100,12 +100,12 @@ def _height(energy: NDArray[np.float64]) -> float:
     return min(MAX_ASPECT, float(height / width))
 
 
-def _relative(field: ReceptiveField) -> NDArray[np.float64]:
+def relative_energy(field: ReceptiveField) -> NDArray[np.float64]:
     """Returns the energy relative to the mean pixel, `(height, width)`, so that images of all sizes share a scale."""
     return field.field * field.field.size
 
 
-def _logarithmic(energies: Iterable[NDArray[np.float64]]) -> "Normalize":
+def energy_scale(energies: Iterable[NDArray[np.float64]]) -> "Normalize":
     """Returns a scale from the 1 % quantile, at least a tenth and at most 1e-4 of the maximum, to the maximum."""
     from matplotlib.colors import LogNorm
 
