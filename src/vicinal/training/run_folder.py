@@ -168,8 +168,13 @@ class Run:
     def results(self) -> dict[str, Any] | None:
         """The final evaluation on `val` and `test`; None before the run is finished."""
         file = self.folder / RESULTS_FILE
+        if not file.is_file():
+            return None
         with _readable(file):
-            return dict(json.loads(file.read_text())) if file.is_file() else None
+            results = dict(json.loads(file.read_text()))
+            if not all(isinstance(split, dict) and isinstance(split.get("top1"), float | int) for split in results.values()):
+                raise ValueError("each split must have a number named top1")
+        return results
 
     @property
     def finished(self) -> bool:
