@@ -122,7 +122,9 @@ def test_a_damaged_run_of_a_study_is_listed_as_failed(tmp_path):
     assert study.checked_status("gmm-s1").final
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"test": 3}', '{"test": {"images": 3}}', '{"test": {"top1": "a"}}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", '{"test": 3}', '{"test": {"images": 3}}', '{"test": {"top1": "a"}}']
+)
 def test_results_that_are_not_as_they_were_written_name_the_file(tmp_path, content):
     run = planted_run(tmp_path / "run", [True])
     (run.folder / "results.json").write_text(content)
@@ -172,3 +174,17 @@ def test_bad_paths_are_short_errors(tmp_path, capsys, monkeypatch):
     assert "wrote page.html (0.0 MB)" in capsys.readouterr().out
     assert page_text(tmp_path / "page.html").startswith("run - vicinal report")
     assert not (run.folder / "report.html").exists()
+
+
+def test_a_dataset_that_moved_leaves_out_what_needs_images(tmp_path, study_folder):
+    for name in ("none-s0", "gmm-s0"):
+        shutil.copytree(study_folder / "runs" / name, tmp_path / name)
+        file = tmp_path / name / "config.yaml"
+        text = file.read_text()
+        assert "dataset: digits" in text
+        file.write_text(text.replace("dataset: digits", f"dataset: folder:{tmp_path}/moved"))
+    text = page_text(write_report([tmp_path / "none-s0", tmp_path / "gmm-s0"], out=tmp_path / "report.html"))
+    assert f"{tmp_path}/moved" in text
+    assert "135,402" in text  # the number of parameters needs no images
+    assert "Learned masks" in text
+    assert "Mean distance from a patch" not in text

@@ -74,6 +74,9 @@ def set_parameters(prior: Prior, values: Mapping[str, NDArray[Any]]) -> bool:
     Returns:
         Whether everything that the prior learns is now as `values` say. If not, as for a free table, nothing changed.
     """
+    listed = get_parameters(prior)
+    if {name: each.shape for name, each in values.items()} != {name: each.shape for name, each in listed.items()}:
+        return False
     before = [(parameter, parameter.detach().clone()) for parameter in prior.parameters()]
     with torch.no_grad():
         known = all(_set_part(part_prior, _of_part(values, part)) for part, part_prior in get_parts(prior).items())

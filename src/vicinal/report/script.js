@@ -145,6 +145,7 @@
     const views = Array.from(root.querySelectorAll(".explorer-view"));
     const palette = bytesOf(data.palette);
     const pictures = data.images.map((each) => Object.assign(new Image(), { src: each.uri }));
+    const plain = root.querySelector(".explorer-picture");
     const patch = { row: 0.5, column: 0.5 };  /* parts of the image: layers can have different grids */
 
     const place = (part, count) => Math.min(count - 1, Math.floor(part * count));
@@ -157,6 +158,7 @@
     function draw() {
       const picture = pictures[image.value];
       if (!picture.complete) return void (picture.onload = draw);
+      plain.src = picture.src;
       const shown = layersNow().map((found) => {
         const chosen = Number(head.value) - 1;
         if (!found || chosen >= found.maps) return null;
@@ -211,10 +213,9 @@
     }
 
     for (const each of [image, layer, head]) each.addEventListener("change", draw);
-    for (const view of views) {
-      const canvas = view.querySelector("canvas");
-      canvas.addEventListener("pointermove", point);
-      canvas.addEventListener("pointerdown", point);
+    for (const area of [plain, ...group.querySelectorAll("canvas")]) {
+      area.addEventListener("pointermove", point);
+      area.addEventListener("pointerdown", point);
     }
     group.addEventListener("keydown", press);
     draw();

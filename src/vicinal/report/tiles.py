@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ColorScale", "frame_block", "tile_row", "tile_sheet"]
 
 # In CSS pixels:
-TILE, GAP = 46, 3
+TILE, GAP = 56, 3
 LETTER_WIDTH, LINE_HEIGHT = 7, 16
 LEGEND_WIDTH = 240
 
@@ -102,7 +102,7 @@ def tile_row(pictures: Mapping[str, NDArray[np.float64]], color: ColorScale, alt
     """
     parts = [
         Markup('<span class="tile"><img src="{}" alt="" width="{}"><span>{}</span></span>').format(
-            png_uri(color.levels(values), color.palette), 2 * TILE, name
+            png_uri(color.levels(values), color.palette), round(1.5 * TILE), name
         )
         for name, values in pictures.items()
     ]

@@ -172,7 +172,9 @@ class Run:
             return None
         with _readable(file):
             results = dict(json.loads(file.read_text()))
-            if not all(isinstance(split, dict) and isinstance(split.get("top1"), float | int) for split in results.values()):
+            if not all(
+                isinstance(split, dict) and isinstance(split.get("top1"), float | int) for split in results.values()
+            ):
                 raise ValueError("each split must have a number named top1")
         return results
 

@@ -1,12 +1,13 @@
 """Masks of a model at earlier epochs, from the parameters that its run has logged."""
 
 import numpy as np
+import torch
 from torch import nn
 
 from vicinal.analysis.learned_tables.mask_result import Masks
 from vicinal.analysis.learned_tables.masks import masks_of
 from vicinal.attachment import get_priors
-from vicinal.priors.parameters import get_parameters, set_parameters
+from vicinal.priors.parameters import set_parameters
 from vicinal.training.prior_history import PriorHistory
 
 __all__ = ["masks_over_epochs"]
@@ -29,7 +30,7 @@ def masks_over_epochs(
         VicinalError: if the model has no prior, or one is not finite.
     """
     priors = {layer: prior for layer, prior in get_priors(model).items() if prior.spec != "none"}
-    trained = {layer: get_parameters(prior) for layer, prior in priors.items()}
+    before = [(parameter, parameter.detach().clone()) for prior in priors.values() for parameter in prior.parameters()]
     if not set(priors) <= set(history.layers):
         return {}
     last = len(history.epochs) - 1
@@ -46,6 +47,7 @@ def masks_over_epochs(
                     return {}
             found[history.epochs[index]] = masks_of(model, name=name)
     finally:
-        for layer, prior in priors.items():
-            set_parameters(prior, trained[layer])
+        with torch.no_grad():
+            for parameter, trained in before:
+                parameter.copy_(trained)
     return found

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.colors import Normalize
 from numpy.typing import NDArray
 
 from vicinal.analysis.attention_maps import AttentionStatistics, attention_statistics
@@ -33,6 +32,7 @@ from vicinal.report.tiles import ColorScale
 
 __all__ = ["explorer_section"]
 
+TITLE = "Attention of a patch"
 IMAGES = 8
 MAX_ARMS = 4
 MAX_BYTES = 2_500_000
@@ -57,40 +57,44 @@ def explorer_section(source: ReportSource) -> Section | None:
     finished = [arm for arm in source.arms if arm.shown is not None]
     if not finished:
         return None
-    condition = finished[0].condition
-    of_condition = [arm for arm in finished if arm.condition == condition]
-    notes = _left_out_arms(finished, of_condition)
+    of_condition = [arm for arm in finished if arm.condition == finished[0].condition]
+    readable, missing = _readable(of_condition[:MAX_ARMS])
+    count = len(readable[0].shown.names) if readable else 0
+    budget = choose_budget(readable, count, MAX_BYTES) if readable else None
+    if readable and budget is None:
+        missing.append("The attention of one layer is too large for this page; `vicinal analyze attention` draws it.")
+    arms = []
+    if budget is not None:
+        for model in readable:
+            try:
+                arms.append(_read(model, budget))
+            except VicinalError as error:
+                missing.append(f"{model.shown.arm.label}: {error}")
+    if not arms or budget is None:
+        return Section("explorer", TITLE, missing_list(missing))
+    first = readable[0].shown
+    pictures, names = _pictures(first, budget.images), first.names[: budget.images]
+    html = _controls(arms, names, budget, first.split)
+    html += _still(arms, pictures[0], f"image {names[0]}, the first of {budget.images} {first.split} images")
+    html += _distances(arms, first.split)
+    notes = [*_left_out_arms(finished, of_condition), *_budget_notes(readable, budget, count)]
+    html += Markup("").join(Markup('<p class="note">{}</p>').format(note) for note in notes)
+    return Section("explorer", TITLE, html + missing_list(missing), _script_data(arms, names, pictures))
+
+
+def _readable(arms: Sequence[ReportArm]) -> tuple[list[ReadableModel], list[str]]:
+    """Returns the models that can be read on the images of the first one, and why others cannot."""
     readable: list[ReadableModel] = []
-    for arm in of_condition[:MAX_ARMS]:
+    missing = []
+    for arm in arms:
         try:
             model = find_readable(open_shown(arm, IMAGES))
             if readable and model.shown.names != readable[0].shown.names:
                 raise VicinalError("its images are not those of the first arm")
             readable.append(model)
         except VicinalError as error:
-            notes.append(f"{arm.label}: {error}")
-    count = len(readable[0].shown.names) if readable else 0
-    budget = choose_budget(readable, count, MAX_BYTES) if readable else None
-    if readable and budget is None:
-        notes.append(
-            "The attention of a single layer is too large for this page; `vicinal analyze attention` draws it."
-        )
-    arms = []
-    for model in readable if budget else []:
-        try:
-            assert budget is not None
-            arms.append(_read(model, budget))
-        except VicinalError as error:
-            notes.append(f"{model.shown.arm.label}: {error}")
-    if not arms or budget is None:
-        return Section("explorer", "Attention of a patch", missing_list(notes))
-    notes += _budget_notes(readable, budget, count)
-    pictures = _pictures(readable[0].shown, budget.images)
-    names = readable[0].shown.names[: budget.images]
-    caption = f"image {names[0]}, the first of {budget.images} {readable[0].shown.split} images"
-    html = _controls(arms, names, budget)
-    html += _still(arms, pictures[0], caption) + _distances(arms, readable[0].shown.split)
-    return Section("explorer", "Attention of a patch", html + missing_list(notes), _script_data(arms, names, pictures))
+            missing.append(f"{arm.label}: {error}")
+    return readable, missing
 
 
 def _read(model: ReadableModel, budget: Budget) -> ArmAttention:
@@ -136,7 +140,7 @@ def _pictures(shown: ShownModel, count: int) -> list[NDArray[np.uint8]]:
     return list(small[..., 0] if small.shape[-1] == 1 else small)
 
 
-def _controls(arms: Sequence[ArmAttention], names: Sequence[str], budget: Budget) -> Markup:
+def _controls(arms: Sequence[ArmAttention], names: Sequence[str], budget: Budget, split: str) -> Markup:
     """Returns what the script needs: lists to choose from, and a place for each arm's picture."""
     heads = [f"head {head + 1}" for head in range(max(layer.heads for layer in arms[0].layers))] if budget.heads else []
     layers = [layer.name for layer in arms[0].layers]
@@ -145,7 +149,10 @@ def _controls(arms: Sequence[ArmAttention], names: Sequence[str], budget: Budget
         _select("layer", "Layer", layers, len(layers) - 1),
         _select("head", "Head", ["mean over heads", *heads], 0),
     ]
-    views = Markup("").join(
+    picture = Markup(
+        '<figure><img class="explorer-picture" alt=""><figcaption><strong>image</strong></figcaption></figure>'
+    )
+    views = picture + Markup("").join(
         Markup(
             '<figure class="explorer-view" data-arm="{}"><canvas role="img" aria-label="{}"></canvas><figcaption>'
             '<strong>{}</strong><br><span class="explorer-note"></span></figcaption></figure>'
@@ -154,11 +161,11 @@ def _controls(arms: Sequence[ArmAttention], names: Sequence[str], budget: Budget
     )
     return Markup(
         '<div class="needs-script explorer"><p>Move over a patch, touch it, or use the arrow keys: the colors show how '
-        "much the outlined patch attends to each patch.</p>"
+        "much the outlined patch attends to each patch. {} {} images; one run of each arm.</p>"
         '<div class="explorer-controls">{}</div><div class="explorer-views" role="application" tabindex="0" '
         'aria-label="Patch that attends; the arrow keys move it" aria-describedby="explorer-status">{}</div>{}'
         '<p class="explorer-status" id="explorer-status" role="status"></p></div>'
-    ).format(Markup("").join(lists), views, _legend())
+    ).format(len(names), split, Markup("").join(lists), views, _legend())
 
 
 def _select(kind: str, label: str, options: Sequence[str], chosen: int) -> Markup:
@@ -178,6 +185,8 @@ def _legend() -> Markup:
 
 
 def _color(top: float) -> ColorScale:
+    from matplotlib.colors import Normalize
+
     return ColorScale(Normalize(0, 100 * top), SEQUENTIAL, "attention to a patch in %")
 
 

@@ -18,7 +18,7 @@ __all__ = ["fields_section"]
 
 IMAGES = 16
 MAX_ARMS = 6
-WIDTH = 150  # of a picture, in CSS pixels
+WIDTH = 168  # of a picture, in CSS pixels
 
 
 def fields_section(source: ReportSource) -> Section | None:
@@ -85,14 +85,15 @@ def _table(found: list[tuple[ShownModel, ReceptiveField]]) -> Markup:
         squares = [Cell(f"{field.square(share):.1f}", field.square(share)) for share in (0.5, 0.99)]
         outside = Cell(f"{field.outside_center_patch:.1%}", field.outside_center_patch)
         r2 = Cell(f"{fit.r2:.2f}", fit.r2) if np.isfinite(fit.r2) else Cell("none")
-        notes = "; ".join(note.text for note in fit.notes)
-        rows.append([Cell(shown.arm.label), *squares, outside, *widths, r2, Cell(notes)])
-    header = ["arm", "50% in", "99% in", "outside of patch", "sigma x", "sigma y", "R²", "note on the fit"]
+        rows.append([Cell(shown.arm.label), *squares, outside, *widths, r2])
+    header = ["arm", "50% in", "99% in", "outside of patch", "sigma x", "sigma y", "R²"]
     caption = (
         f"Sides of centered squares with 50% and 99% of the energy, and widths of the nearest Gaussian, in pixels; "
         f"{found[0][1].images} {found[0][0].split} images"
     )
-    return html_table(header, rows, caption=caption)
+    notes = [f"Gaussian of {shown.arm.label}: {note.text}." for shown, field in found for note in field.fit.notes]
+    items = Markup("").join(Markup("<li>{}</li>").format(note) for note in notes)
+    return html_table(header, rows, caption=caption) + Markup('<ul class="note">{}</ul>' if notes else "").format(items)
 
 
 def _data(found: list[tuple[ShownModel, ReceptiveField]]) -> Markup:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vicinal.analysis.learned_tables import LayerMask, Masks, masks_of
 from vicinal.analysis.learned_tables.mask_history import masks_over_epochs
 from vicinal.analysis.learned_tables.mask_plot import bias_sheet, scale_sheet
+from vicinal.analysis.output_files import file_stem
 from vicinal.analysis.plot_sheet import same_heads
 from vicinal.analysis.plot_style import DIVERGING
 from vicinal.attachment import get_priors
@@ -61,22 +62,21 @@ def _arm(shown: ShownModel) -> Markup:
     """Returns the masks of an arm."""
     frames = _frames(shown)
     masks = frames[TRAINED]
+    priors = dict.fromkeys(layer.prior for layer in masks.layers)
+    title = Markup("<h3>{}</h3>").format(f"{shown.arm.label} ({', '.join(priors)})")
     about = f"{shown.arm.label}: {_run_name(shown.arm)}"
-    parts = [
-        Markup("<h3>{}</h3>").format(f"{shown.arm.label} ({', '.join({layer.prior: 0 for layer in masks.layers})})")
-    ]
+    blocks = []
     for role in ("scale", "bias"):
         tables = {
             name: {layer.name: values for layer in each.layers if (values := layer.tables.get(role)) is not None}
             for name, each in frames.items()
         }
         if tables[TRAINED]:
-            parts.append(_role(about, role, tables, frames))
-    parts += [
-        _kernels(about, masks.layers, part) for part in dict.fromkeys(p for each in masks.layers for p in each.mixtures)
-    ]
-    parts.append(_data(shown.arm, frames))
-    return Markup("").join(parts)
+            blocks.append(_role(about, role, tables, frames))
+    mixtures = dict.fromkeys(part for layer in masks.layers for part in layer.mixtures)
+    blocks += [_kernels(about, masks.layers, part) for part in mixtures]
+    row = Markup('<div class="frames-row">{}</div>').format(Markup("").join(blocks))
+    return title + row + _data(shown.arm, frames)
 
 
 def _run_name(arm: ReportArm) -> str:
@@ -121,7 +121,8 @@ def _role(about: str, role: str, tables: Mapping[str, Tables], frames: Mapping[s
         if frames[TRAINED].layers[0].over == "offsets"
         else "patch, for the central query"
     )
-    caption = f"{about}. {what.capitalize()} by {place}{'; all heads are the same' if one_for_all else ''}; no images."
+    heads = "; all heads are the same" if one_for_all else ""
+    caption = f"{about}. {what.capitalize()} by {place}{heads}; no images are used."
     return frame_block("Epoch", pictures, caption, color)
 
 
@@ -150,7 +151,9 @@ def _kernels(about: str, layers: tuple[LayerMask, ...], part: str) -> Markup:
         alt = f"{name} of {about}: {_extremes(values)}; {figures}."
         pictures.append((f"{name}: {figures}", _sheet(values, color, alt, one_for_all)))
     whose = f" of {part}" if part else ""
-    caption = f"{about}. Kernels{whose} of the trained model one by one, by offset between query and key; no images."
+    caption = (
+        f"{about}. Kernels{whose} of the trained model one by one, by offset between query and key; no images are used."
+    )
     return frame_block("Kernel", pictures, caption, color)
 
 
@@ -190,7 +193,7 @@ def _data(arm: ReportArm, frames: Mapping[str, Masks]) -> Markup:
             for name, masks in frames.items()
         },
     }
-    name = f"masks-{arm.condition}-{arm.arm}.json" if arm.condition else f"masks-{arm.arm or 'run'}.json"
+    name = f"masks-{file_stem(arm.label)}.json"
     return Markup("<p>Data: {}</p>").format(data_link(name, json.dumps(content), name))
 
 
