@@ -11,6 +11,7 @@ demo: .venv/.user
 	rm -rf runs/demo
 	$(BIN)/vicinal study run demo --jobs 2
 	$(BIN)/vicinal priors --draw runs/demo/priors.png
+	$(BIN)/vicinal report runs/demo
 
 test: .venv/.dev
 	$(BIN)/pytest -n auto

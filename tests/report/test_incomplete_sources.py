@@ -74,7 +74,13 @@ def test_runs_without_priors_or_models_say_so(tmp_path):
     text = study_page(tmp_path / "s", definition(arms=arms, baseline="slow"))
     assert "lr" in text
     assert "not known" in text  # parameters of models that are not there
-    assert "Learned masks" not in text
+    assert "slow-s0 is not finished" in text  # below the heading of receptive fields
+
+
+def test_a_single_run_without_a_prior(tmp_path, study_folder):
+    text = page_text(write_report(study_folder / "runs" / "none-s0", out=tmp_path / "report.html"))
+    assert "none-s0: test top-1" in text
+    assert "Mean distance from a patch" in text
 
 
 def test_runs_of_earlier_versions(tmp_path):

@@ -18,7 +18,7 @@ from vicinal.analysis import plot_style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["INK", "MARKERS", "line_look", "png_uri", "report_style", "svg_figure", "svg_legend", "svg_panels"]
+__all__ = ["INK", "MARKERS", "line_look", "png_uri", "report_style", "svg_legend", "svg_panels"]
 
 INK = "#010203"
 """Color of text and axes in matplotlib, replaced by that of the page."""
@@ -69,34 +69,26 @@ def line_look(number: int) -> dict[str, Any]:
     return {**look, "color": INK if look["color"] == plot_style.BLACK else look["color"]}
 
 
-def svg_figure(figure: "Figure", alt: str, caption: str = "") -> Markup:
-    """Returns a figure as inline SVG with an alternative text.
-
-    Args:
-        figure: drawn inside of `report_style`.
-        alt: what a reader who does not see it has to know.
-        caption: split, number of images or runs, and where its data is; shown below the figure.
-    """
-    return _with_caption(_svg(figure, Markup('role="img" aria-label="{}"').format(alt)), caption)
-
-
 def svg_panels(figures: Sequence["Figure"], alt: str, caption: str, legend: str = "") -> Markup:
     """Returns several small figures as one, which stand side by side, or below each other on a narrow page.
 
     Args:
         figures: drawn inside of `report_style`, narrow enough for a phone: at most 3.6 inches.
         alt: what a reader who does not see them has to know.
-        caption: as in `svg_figure`.
+        caption: split, number of images or runs, and where the data is; below the panels.
         legend: that of `svg_legend`, above the panels.
     """
-    panels = Markup("").join(_svg(figure, Markup('aria-hidden="true"')) for figure in figures)
-    html = Markup('{}<div class="panels" role="img" aria-label="{}">{}</div>').format(legend, alt, panels)
-    return _with_caption(html, caption)
+    panels = Markup("").join(map(_svg, figures))
+    below = Markup("<figcaption>{}</figcaption>").format(caption)
+    return Markup('<figure class="plot">{}<div class="panels" role="img" aria-label="{}">{}</div>{}</figure>').format(
+        legend, alt, panels, below
+    )
 
 
 def svg_legend(labels: Sequence[str], *, markers: bool = False) -> Markup:
     """Returns a list of labels with the line, or the marker, that `line_look` gives each of them."""
     from matplotlib.markers import MarkerStyle
+    from matplotlib.transforms import Affine2D
 
     items, width = [], 14 if markers else 28
     for number, label in enumerate(labels):
@@ -104,8 +96,9 @@ def svg_legend(labels: Sequence[str], *, markers: bool = False) -> Markup:
         color = PAGE_COLORS[look["color"].lower()]
         if markers:
             style = MarkerStyle(MARKERS[number % len(MARKERS)])
-            path = style.get_path().transformed(style.get_transform().scale(10, -10).translate(7, 7))
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in path.to_polygons()[0])
+            to_pixels = style.get_transform() + Affine2D().scale(10, -10).translate(7, 7)
+            outline = np.asarray(style.get_path().transformed(to_pixels).to_polygons()[0], dtype=float)
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in outline)
             shape = Markup('<polygon points="{}" style="fill: {}"/>').format(points, color)
         else:
             dashes = DASHES[look["linestyle"]]
@@ -120,12 +113,7 @@ def svg_legend(labels: Sequence[str], *, markers: bool = False) -> Markup:
     return Markup('<ul class="plot-legend">{}</ul>').format(Markup("").join(items))
 
 
-def _with_caption(html: Markup, caption: str) -> Markup:
-    below = Markup("<figcaption>{}</figcaption>").format(caption) if caption else ""
-    return Markup('<figure class="plot">{}{}</figure>').format(html, below)
-
-
-def _svg(figure: "Figure", attributes: Markup) -> Markup:
+def _svg(figure: "Figure") -> Markup:
     """Returns a figure as an SVG element of its natural size, with ids that no other figure has."""
     file = io.StringIO()
     with warnings.catch_warnings():
@@ -140,7 +128,7 @@ def _svg(figure: "Figure", attributes: Markup) -> Markup:
     assert found is not None
     width = PIXELS_PER_POINT * float(found[1].split()[2])
     opening = (
-        f'<svg viewBox="{escape(found[1])}" width="{width:.0f}" {attributes} xmlns="http://www.w3.org/2000/svg" '
+        f'<svg viewBox="{escape(found[1])}" width="{width:.0f}" aria-hidden="true" xmlns="http://www.w3.org/2000/svg" '
         'xmlns:xlink="http://www.w3.org/1999/xlink">'
     )
     return Markup(opening + re.sub("<[^>]*>", lambda tag: _page_tag(tag[0], prefix), text[found.end() :]))

@@ -137,9 +137,10 @@ def _differences_figure(rows: Sequence[ArmRow], baseline: str) -> "Figure":
     for place, row in enumerate(rows):
         found = row.difference
         assert found is not None
+        assert found.mean is not None
         values = [pair.value - pair.baseline for pair in row.pairs]
         axes.plot(values, [place - 0.12] * len(values), "o", color=GRAY, markersize=4, alpha=0.8)
-        if found.low is not None:
+        if found.low is not None and found.high is not None:
             axes.plot([found.low, found.high], [place + 0.14] * 2, color=INK, linewidth=2.2)
         axes.plot([found.mean], [place + 0.14], "D", color=BLUE if row.primary else INK, markersize=6)
     labels = [" ".join(filter(None, (row.condition, row.arm))) for row in rows]

@@ -36,7 +36,10 @@ def cost_section(source: ReportSource) -> Section | None:
     header = ["arm", "runs", f"{split} top-1 %", "parameters", "training images/s"]
     runs = counted(sum(len(arm.finished) for arm in arms), "finished run")
     about = f"Means over {runs}, {source.images}; images per second depend on what else the machine did."
-    table = [header, *([cell.value if cell.value is not None else cell.text for cell in row] for row in rows)]
+    table: list[list[Any]] = [
+        header,
+        *([cell.value if cell.value is not None else cell.text for cell in row] for row in rows),
+    ]
     link = data_link("cost.csv", csv_text(table), "cost.csv")
     html = html_table(header, rows, caption=f"Accuracy and cost of each arm, {source.images}, {runs}")
     has_costs = any(cost is not None for _, _, *costs in figures for cost in costs)

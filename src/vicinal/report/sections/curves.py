@@ -90,9 +90,10 @@ def _alt(arm: ReportArm) -> str:
 def _csv(arms: Sequence[ReportArm]) -> str:
     columns = ("step", *PANELS, "images_per_second")
     rows = [
-        (arm.condition, arm.arm, run.config.seed, *(row.get(name) for name in columns))
+        (arm.condition, arm.arm, seed, *(row.get(name) for name in columns))
         for arm in arms
         for run in arm.runs
+        for seed in [run.config.seed]
         for row in run.metrics
     ]
     return csv_text([("condition", "arm", "seed", *columns), *rows])
