@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
+import torch
 
 import vicinal
-from vicinal.priors.parameters import get_parameters, get_parts, parameter_rows
+from vicinal.priors.parameters import get_parameters, get_parts, parameter_rows, set_parameters
 
 GRID = vicinal.Grid(4, 5)
 
@@ -52,3 +53,41 @@ def test_rows_count_kernels_and_heads_from_1():
         ("amplitude", "", 1, "3.0"),
         ("amplitude", "", 2, "4.0"),
     ]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "gmm:kernels=2,init=spread",
+        "gmm:kernels=2,init=spread,share_heads=true",
+        "gab",
+        "gab:share_heads=false",
+        "conv",
+        "decay:learnable=true",
+        "gmm:init=spread+gab+conv",
+    ],
+)
+def test_set_parameters_makes_a_prior_like_the_one_that_was_listed(spec):
+    torch.manual_seed(0)
+    prior, other = build(spec), build(spec)
+    with torch.no_grad():
+        for parameter in prior.parameters():
+            parameter.mul_(1 + 0.1 * torch.rand_like(parameter))
+    assert set_parameters(other, get_parameters(prior))
+    for wanted, found in zip(prior.values(), other.values(), strict=True):
+        assert wanted is None if found is None else torch.allclose(wanted, found, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["elm", "rpe", "rpe-mlp", "gmm+rpe"])
+def test_set_parameters_changes_nothing_if_more_is_learned_than_listed(spec):
+    prior = build(spec)
+    before = [parameter.detach().clone() for parameter in prior.parameters()]
+    assert not set_parameters(prior, {name: values + 1 for name, values in get_parameters(prior).items()})
+    assert all(torch.equal(old, new) for old, new in zip(before, prior.parameters(), strict=True))
+
+
+def test_set_parameters_refuses_other_names_and_shapes():
+    prior = build("gmm:kernels=2")
+    values = get_parameters(prior)
+    assert not set_parameters(prior, {"sigma": values["sigma"]})
+    assert not set_parameters(prior, {**values, "alpha": values["alpha"][:1]})
