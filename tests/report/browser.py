@@ -27,6 +27,16 @@ class OpenedPage:
                 summary.click()
         return self.page.inner_text("body")
 
+    def accessibility_faults(self):
+        """Serious and critical faults that axe-core finds: rule and element of each."""
+        axe = pytest.importorskip("axe_core_python.sync_playwright", reason="axe-core-python is not installed")
+        return [
+            (fault["id"], node["html"][:200])
+            for fault in axe.Axe().run(self.page, options={"resultTypes": ["violations"]})["violations"]
+            if fault["impact"] in ("serious", "critical")
+            for node in fault["nodes"]
+        ]
+
     def column(self, table, number):
         """The texts of a column of a table, from top to bottom."""
         return self.page.locator(f"{table} tbody tr td:nth-child({number + 1})").all_inner_texts()

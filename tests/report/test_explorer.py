@@ -7,9 +7,9 @@ import pytest
 import torch
 from timm.models.cait import Cait
 from timm.models.swin_transformer import SwinTransformer
-from trained_arms import NOISE, noise_folder, source_of, trained_source
 
 import vicinal
+from trained_arms import NOISE, noise_folder, source_of, trained_source
 from vicinal.analysis.attention_maps import attention_maps, attention_statistics
 from vicinal.analysis.image_selection import ImageSelection
 from vicinal.analysis.opened_model import open_models

@@ -6,8 +6,8 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
-from trained_arms import NOISE, noise_folder, source_of, trained_source
 
+from trained_arms import NOISE, noise_folder, source_of, trained_source
 from vicinal.analysis.image_selection import ImageSelection
 from vicinal.analysis.opened_model import open_models
 from vicinal.analysis.receptive_field import receptive_field

@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from trained_arms import source_of, trained_source
 
+from trained_arms import source_of, trained_source
 from vicinal.analysis.learned_tables import masks_of
 from vicinal.analysis.learned_tables.mask_history import masks_over_epochs
 from vicinal.report.sections import masks as section_module

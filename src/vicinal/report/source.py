@@ -52,7 +52,7 @@ class ReportSource:
     """Sentences about what the page cannot show."""
     folder: Path
     """Where the report is written by default."""
-    kind: str
+    kind: str = "Comparison"
     """Study, Comparison or Run, for the heading."""
 
     @property
