@@ -13,13 +13,13 @@ from vicinal.files import write_text
 
 __all__ = ["run"]
 
-USAGE = """usage: vicinal study plan|run|show STUDY [--help] ...
+USAGE = """usage: vicinal study ACTION [--help] ...
 
-  plan STUDY   show the runs of a study, how long they take and the disk space, from a few timed steps
-  run STUDY    run a study, or what is left of it
-  show STUDY   print the table of a study, also while it runs
-  list         list the studies that ship with the package
-  copy NAME FILE  write a ready study to a file, to change it
+  plan STUDY        show the runs of a study, how long they take and the disk space, from a few timed steps
+  run STUDY         run a study, or what is left of it
+  show STUDY        print the table of a study, also while it runs
+  list              list the studies that ship with the package
+  copy NAME FILE    write one of these to a file, to change it
 
 STUDY is the name of a ready study, a YAML file (docs/studies.md), or the folder of a study, such as runs/demo."""
 
@@ -121,6 +121,12 @@ def copy(name: Annotated[str, tyro.conf.Positional], file: Annotated[Path, tyro.
 
 
 ACTIONS: dict[str, Callable[..., None]] = {
+    "plan": plan,
+    "run": run_study,
+    "show": show,
+    "list": list_studies,
+    "copy": copy,
+}
     "plan": plan,
     "run": run_study,
     "show": show,
