@@ -127,12 +127,6 @@ ACTIONS: dict[str, Callable[..., None]] = {
     "list": list_studies,
     "copy": copy,
 }
-    "plan": plan,
-    "run": run_study,
-    "show": show,
-    "list": list_studies,
-    "copy": copy,
-}
 
 
 def run(args: Sequence[str]) -> None:
