@@ -1,6 +1,7 @@
 """`vicinal study`: plans, runs and shows studies."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -55,8 +56,13 @@ def run_study(
             them.
     """
     from vicinal.studies.study import study as run_all
+    from vicinal.training.signals import Interrupted
 
-    result = run_all(study, out=out, jobs=jobs, device=device, ray=ray, allow_mixed=allow_mixed)
+    try:
+        result = run_all(study, out=out, jobs=jobs, device=device, ray=ray, allow_mixed=allow_mixed)
+    except Interrupted as interrupted:
+        print(f"vicinal: {interrupted}", file=sys.stderr)
+        sys.exit(128 + interrupted.signal)
     print(f"\n{result}")
     if result.failures:
         raise VicinalError(
@@ -92,7 +98,7 @@ def list_studies() -> None:
         )
 
 
-ACTIONS = {"plan": plan, "run": run_study, "show": show, "list": list_studies}
+ACTIONS: dict[str, Callable[..., None]] = {"plan": plan, "run": run_study, "show": show, "list": list_studies}
 
 
 def run(args: Sequence[str]) -> None:

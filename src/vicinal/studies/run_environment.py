@@ -50,12 +50,6 @@ class RunEnvironment:
         versions = values["versions"]
         return cls(values["threads"], name, values.get("attention", UNKNOWN), versions["vicinal"], versions["torch"])
 
-    @classmethod
-    def all_of_run(cls, run: Run) -> "list[RunEnvironment]":
-        """Returns the environment that a run was started in, and each one that it was resumed in."""
-        record = run.environment
-        return [cls.of_record(values) for values in (record, *record["resumed"])]
-
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields by name."""
         return asdict(self)
@@ -65,3 +59,17 @@ class RunEnvironment:
         differing = [field.name for field in fields(self) if getattr(self, field.name) != getattr(expected, field.name)]
         phrases = [f"{name} {getattr(self, name)} in place of {getattr(expected, name)}" for name in differing]
         return ", ".join(phrases) or None
+
+    def differences(self, runs: Mapping[str, Run]) -> dict[str, str]:
+        """Returns how runs were started, or resumed, in another environment than this one, by name.
+
+        Args:
+            runs: by name.
+        """
+        found = {}
+        for name, run in runs.items():
+            record = run.environment
+            environments = [self.of_record(values) for values in (record, *record["resumed"])]
+            if phrases := dict.fromkeys(filter(None, (each.difference(self) for each in environments))):
+                found[name] = "; ".join(phrases)
+        return found

@@ -45,6 +45,7 @@ def run_local(study: StudyFolder, runs: Sequence[PlannedRun], *, jobs: int, thre
             for name, (_, process) in list(running.items()):
                 if process.poll() is not None:
                     del running[name]
+                    _close_input(process)
                     note_exit(study, name, process.returncode)
             tick(list(running))
     finally:
@@ -106,8 +107,7 @@ def _gpu_variables(device: str, slot: int | None) -> dict[str, str]:
 def stop_processes(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
     """Stops processes after their current step, and waits for them."""
     for process in processes:
-        if process.stdin is not None:
-            process.stdin.close()
+        _close_input(process)
     deadline = time.monotonic() + STOP_SECONDS
     for process in processes:
         try:
@@ -115,6 +115,12 @@ def stop_processes(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _close_input(process: "subprocess.Popen[bytes]") -> None:
+    """Closes the standard input of a process, which stops it if it runs."""
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _shown(path: Path) -> str:

@@ -16,6 +16,7 @@ from vicinal.studies.spec import PlannedRun
 from vicinal.studies.study_folder import RunState, StudyFolder, StudyRecord
 from vicinal.studies.study_path import OpenedStudy, open_study
 from vicinal.training.run_folder import Run
+from vicinal.training.signals import raise_on_sigterm
 
 __all__ = ["show_study", "study"]
 
@@ -61,6 +62,7 @@ def study(
     Raises:
         VicinalError: if the definition cannot be used, arms differ in more than they compare, earlier runs were made
             otherwise, or another process runs the study.
+        Interrupted: after SIGTERM, when the runs have saved checkpoints.
     """
     if jobs < 1:
         raise VicinalError(f"jobs must be at least 1, got {jobs}")
@@ -73,7 +75,8 @@ def study(
     with opened.folder.locked():
         opened.folder.write(opened.spec, record)
         to_do = [planned for planned in runs if _is_to_do(opened.folder, planned.name)]
-        with Progress(opened.folder, runs, record.facts) as progress:
+        message = f"stopped; `vicinal study run {opened.folder.folder}` continues the study"
+        with raise_on_sigterm(message), Progress(opened.folder, runs, record.facts) as progress:
             if ray is not None:
                 from vicinal.studies.ray_runner import run_on_ray
 
@@ -137,14 +140,9 @@ def _check_mixed(
 
 def _mixed(folder: StudyFolder, runs: Sequence[PlannedRun], expected: RunEnvironment) -> dict[str, str]:
     """Returns how runs were made otherwise than the study, by name."""
-    found = {}
-    for planned in runs:
-        if folder.status(planned.name).state in (RunState.FINISHED, RunState.STARTED):
-            environments = RunEnvironment.all_of_run(Run(folder.run_folder(planned.name)))
-            differences = filter(None, (each.difference(expected) for each in environments))
-            if phrases := list(dict.fromkeys(differences)):
-                found[planned.name] = "; ".join(phrases)
-    return found
+    begun = (RunState.FINISHED, RunState.STARTED)
+    names = [planned.name for planned in runs if folder.status(planned.name).state in begun]
+    return expected.differences({name: Run(folder.run_folder(name)) for name in names})
 
 
 def _is_to_do(folder: StudyFolder, name: str) -> bool:
