@@ -234,7 +234,7 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path):
 
 @pytest.mark.slow
 @with_ray
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, signal.SIGTERM)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stopped_study_leaves_checkpoints_and_no_process(tmp_path, local_tables, number, code):
     folder, definition = tmp_path / "out", tmp_path / "study.yaml"
     definition.write_text(json.dumps(SPEC))
@@ -247,9 +247,9 @@ def test_a_stopped_study_leaves_checkpoints_and_no_process(tmp_path, local_table
         process.send_signal(number)
         _, errors = process.communicate(timeout=120)
     _, alive = psutil.wait_procs(started, timeout=60)
-    assert alive == []
+    assert (process.returncode, errors.strip()) in ((130, "vicinal: stopped"), (143, ""))
     assert process.returncode == code
-    assert errors.strip() in ("", "vicinal: stopped")
+    assert alive == []
     assert "continues exactly there" in (folder / "logs" / "none-s0.log").read_text()
     result = study(definition, out=folder, jobs=os.cpu_count() or 1)
     assert resumptions(folder, "none-s0") == 1

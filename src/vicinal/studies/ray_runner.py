@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from vicinal.studies.runner import POLL_SECONDS, STOP_SECONDS, Tick, note_exit, 
 from vicinal.studies.spec import PlannedRun
 from vicinal.studies.study_folder import StudyFolder
 from vicinal.training.device import find_device
+from vicinal.training.signals import StopSignals
 
 __all__ = ["run_on_ray"]
 
@@ -217,17 +218,30 @@ def _follow(study: StudyFolder, tasks: dict[Any, str], tick: Tick) -> None:
     import ray
 
     before = {name: _modified(study.config_file(name)) for name in tasks.values()}
+    signals = StopSignals()
     try:
-        while tasks:
-            done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=POLL_SECONDS)
-            for reference in done:
-                _note_end(study, tasks.pop(reference), reference)
-            tick([name for name in tasks.values() if _modified(study.config_file(name)) != before[name]])
+        with signals:  # stores a signal, in place of an exception inside of a call of Ray
+            while tasks and not signals.received:
+                _wait_once(study, tasks, before, tick)
     finally:
         for reference in tasks:
             ray.cancel(reference)
         if tasks:
             ray.wait(list(tasks), num_returns=len(tasks), timeout=STOP_SECONDS + CONNECT_SECONDS)
+    if signals.received == signal.SIGINT:
+        raise KeyboardInterrupt
+    if signals.received:
+        raise SystemExit(128 + signals.received)
+
+
+def _wait_once(study: StudyFolder, tasks: dict[Any, str], before: Mapping[str, int | None], tick: Tick) -> None:
+    """Removes the tasks that end within a short time, and shows the progress of the others."""
+    import ray
+
+    done, _ = ray.wait(list(tasks), num_returns=len(tasks), timeout=POLL_SECONDS)
+    for reference in done:
+        _note_end(study, tasks.pop(reference), reference)
+    tick([name for name in tasks.values() if _modified(study.config_file(name)) != before[name]])
 
 
 def _note_end(study: StudyFolder, name: str, reference: Any) -> None:
