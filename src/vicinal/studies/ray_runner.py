@@ -25,7 +25,7 @@ from vicinal.studies.runner import POLL_SECONDS, STOP_SECONDS, Tick, note_exit, 
 from vicinal.studies.spec import PlannedRun
 from vicinal.studies.study_folder import StudyFolder
 from vicinal.training.device import find_device
-from vicinal.training.signals import StopSignals
+from vicinal.training.signals import Interrupted, StopSignals
 
 __all__ = ["run_on_ray"]
 
@@ -231,7 +231,7 @@ def _follow(study: StudyFolder, tasks: dict[Any, str], tick: Tick) -> None:
     if signals.received == signal.SIGINT:
         raise KeyboardInterrupt
     if signals.received:
-        raise SystemExit(128 + signals.received)
+        raise Interrupted(f"stopped; `vicinal study run {study.folder}` continues the study", signals.received)
 
 
 def _wait_once(study: StudyFolder, tasks: dict[Any, str], before: Mapping[str, int | None], tick: Tick) -> None:
