@@ -9,10 +9,8 @@ install: .venv/.dev
 
 demo: .venv/.user
 	rm -rf runs/demo
-	mkdir -p runs/demo
+	$(BIN)/vicinal study run demo --jobs 2
 	$(BIN)/vicinal priors --draw runs/demo/priors.png
-	$(BIN)/vicinal train --model vit-micro --dataset digits --out runs/demo/none
-	$(BIN)/vicinal train --model vit-micro --dataset digits --prior gmm --out runs/demo/gmm
 
 test: .venv/.dev
 	$(BIN)/pytest -n auto

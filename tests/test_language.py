@@ -101,6 +101,7 @@ LEAST_SHARE = {
     "mixing": 1.0,
     "models": 0.95,
     "priors": 0.95,
+    "studies": 0.95,
     "training": 0.95,
 }
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from vicinal.priors import build_prior as build_prior
     from vicinal.priors import list_priors as list_priors
     from vicinal.priors import register_prior as register_prior
+    from vicinal.studies.run_comparison import compare as compare
+    from vicinal.studies.study import study as study
     from vicinal.training.config import TrainConfig as TrainConfig
     from vicinal.training.config import recipe as recipe
     from vicinal.training.model_path import load as load
@@ -53,6 +55,7 @@ _HOME = {
     "attach": "vicinal.attachment",
     "attend": "vicinal.attention",
     "build_prior": "vicinal.priors",
+    "compare": "vicinal.studies.run_comparison",
     "create_model": "vicinal.models",
     "detach": "vicinal.attachment",
     "ensure_torchvision": "vicinal._torchvision",
@@ -70,6 +73,7 @@ _HOME = {
     "resume": "vicinal.training.train",
     "save": "vicinal.models",
     "save_prior": "vicinal.attachment",
+    "study": "vicinal.studies.study",
     "tap": "vicinal.inspection",
     "train": "vicinal.training.train",
 }

@@ -15,6 +15,8 @@ VERBS = {
     "train": "train a model, with or without a prior; writes a run folder",
     "eval": "evaluate a run on one of its splits",
     "predict": "predict the classes of your own images",
+    "study": "compare arms over seeds, with statistics: plan, run, show",
+    "compare": "compare finished runs, paired by seed, with the same statistics",
     "analyze": "measure and draw receptive fields, fitted tables, masks, attention",
     "export": "write a trained model as an ONNX or torch.export file",
     "datasets": "list datasets, or describe one",

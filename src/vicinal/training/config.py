@@ -1,6 +1,5 @@
 """The configuration of a run: all settings in one frozen dataclass, read from and written to YAML."""
 
-import math
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_type_hints
@@ -10,8 +9,7 @@ import yaml
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.training.config_error import ConfigError
 from vicinal.training.config_file import FORMAT, read_fields
-from vicinal.training.config_ranges import RANGES
-from vicinal.training.model_path import is_weights_file
+from vicinal.training.config_ranges import check_ranges
 from vicinal.training.recipes import RECIPES
 from vicinal.typed_value import choices, convert_value
 
@@ -130,8 +128,10 @@ class TrainConfig:
     # Optimization
     epochs: int = 50
     """Number of passes over the training images."""
+    steps: int | None = None
+    """Number of optimizer steps, in place of epochs; the last epoch ends with them."""
     warmup: float | None = None
-    """Number of warm-up epochs, in which the learning rate rises; a tenth of the epochs by default."""
+    """Number of warm-up epochs, in which the learning rate rises; a tenth of the run by default."""
     batch_size: int = 64
     """Images per optimizer step, over all processes."""
     accumulate: int = 1
@@ -183,23 +183,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(TrainConfig).items():
             object.__setattr__(self, name, _convert(name, getattr(self, name), kind))
-        for name, (low, high, expected) in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not (low <= value <= high and math.isfinite(value)):
-                raise ConfigError(name, f"must be {expected}, got {value:g}")
-        if len(self.img_size) > 2 or any(side < 1 for side in self.img_size):
-            raise ConfigError("img_size", f"must be one number of pixels, or height and width, got {self.img_size}")
-        if self.val_size >= 1 and self.val_size != int(self.val_size):
-            raise ConfigError("val_size", f"must be below 1 or a whole number of images, got {self.val_size:g}")
-        if self.warmup is not None and self.warmup >= self.epochs:
-            raise ConfigError("warmup", f"must be below the number of epochs ({self.epochs}), got {self.warmup:g}")
-        if self.min_lr > self.lr:
-            raise ConfigError("min_lr", f"must be at most lr ({self.lr:g}), got {self.min_lr:g}")
-        if self.init_from is not None and self.pretrained:
-            raise ConfigError("init_from", "does not go with pretrained: leave one of them out")
-        pool = self.pool if self.pool != "paper" else None  # a recipe has it, for whatever model
-        if self.init_from is not None and not is_weights_file(self.init_from) and (self.model or pool):
-            raise ConfigError("init_from", "of a run or a saved model does not go with model and pool: leave these out")
+        check_ranges(self)
 
     def changed(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed.

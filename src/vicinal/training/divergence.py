@@ -33,7 +33,7 @@ def divergence_error(
     kept = f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint before that"
     name = {"train": "", "val": "validation ", "test": "test "}[split]
     precision = "precision fp32, " if config.precision in ("bf16", "fp16") else ""
-    epoch = min(progress.epoch + 1, config.epochs)
+    epoch = len(progress.history) + (progress.position > 0)
     message = (
         f"the {name}loss became {loss} at step {progress.step} (epoch {epoch}); {kept}. Start another run with "
         f"{precision}a lower lr or prior_lr, clip_grad 1 or a longer warmup"

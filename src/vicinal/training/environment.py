@@ -14,11 +14,13 @@ import torch
 
 __all__ = ["describe_environment"]
 
+ATTENTION_PATH = "torch"
+"""How attention is computed: by operations of torch. Runs of another path differ in the last bits."""
 PACKAGES = ("vicinal", "torch", "torchvision", "timm", "accelerate", "datasets", "numpy", "pillow")
 
 
 def describe_environment(device: torch.device, processes: int, seed: int) -> dict[str, Any]:
-    """Returns the content of `environment.json`: time, command, device, versions and commit.
+    """Returns the content of `environment.json`: time, command, device, attention path, versions and commit.
 
     Args:
         device: where the run trains.
@@ -35,6 +37,7 @@ def describe_environment(device: torch.device, processes: int, seed: int) -> dic
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name(),
         "processes": processes,
         "threads": torch.get_num_threads(),
+        "attention": ATTENTION_PATH,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "platform": platform.platform(),

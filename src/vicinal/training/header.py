@@ -30,7 +30,8 @@ def run_header(config: TrainConfig, state: TrainState, folder: Path, step: int =
         folder: run folder.
         step: number of steps done before, if the run is resumed.
     """
-    steps = config.epochs * state.train.steps
+    steps, epoch_steps = state.length.steps, state.length.epoch_steps
+    epochs = f"{steps / epoch_steps:.4g} epochs of {epoch_steps:,}"
     resumed = f", from step {step:,} of {steps:,}" if step else ""
     rows = [
         ("data", _describe_data(config, state)),
@@ -39,7 +40,10 @@ def run_header(config: TrainConfig, state: TrainState, folder: Path, step: int =
         ("model", _describe_model(config, state)),
         ("prior", _describe_prior(config, state.raw_model)),
         ("recipe", _describe_recipe(config)),
-        ("steps", f"{steps:,} of {config.batch_size} images: {config.epochs} epochs of {state.train.steps:,}{resumed}"),
+        (
+            "steps",
+            f"{steps:,} of {config.batch_size} images: {epochs}{resumed}",
+        ),
         ("device", _describe_device(config, state)),
         ("run", str(folder)),
     ]

@@ -11,6 +11,7 @@ from tqdm import tqdm
 from vicinal.files import write_csv
 from vicinal.training.prior_history import PriorLog
 from vicinal.training.run_folder import METRICS_FILE
+from vicinal.training.run_length import RunLength
 
 __all__ = ["COLUMNS", "NullLogger", "RunLogger"]
 
@@ -55,8 +56,7 @@ class RunLogger(NullLogger):
     Args:
         folder: run folder.
         model: the model that is trained; its priors are logged.
-        epochs: number of epochs of the run.
-        steps: number of steps in an epoch.
+        length: of the run.
         done: number of steps done before, if the run is resumed.
         history: rows of the epochs done before.
         tracker: from `start_tracker`; it is finished at the end of `with`.
@@ -66,22 +66,20 @@ class RunLogger(NullLogger):
         self,
         folder: Path,
         model: nn.Module,
-        epochs: int,
-        steps: int,
+        length: RunLength,
         done: int = 0,
         history: Sequence[Row] = (),
         tracker: Any = None,
     ) -> None:
-        self.folder, self.epochs, self.steps, self.done, self.tracker = folder, epochs, steps, done, tracker
+        self.folder, self.length, self.done, self.tracker = folder, length, done, tracker
         self.history = list(history)
         self.priors = PriorLog(folder, model)
 
     def __enter__(self) -> "RunLogger":
         self._write_metrics()
         self.priors.start(len(self.history), self.done)
-        total = self.epochs * self.steps
         self.bar = tqdm(
-            total=total,
+            total=self.length.steps,
             initial=self.done,
             unit="step",
             disable=None,  # if stderr is not a terminal
@@ -101,7 +99,7 @@ class RunLogger(NullLogger):
         """Advances the progress bar by one step of an epoch, which counts from 0."""
         self.done += 1
         if not self.bar.disable:
-            self.bar.set_description(f"epoch {epoch + 1}/{self.epochs}", refresh=False)
+            self.bar.set_description(f"epoch {epoch + 1}/{self.length.epochs}", refresh=False)
             self.bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             self.bar.update()
 
@@ -111,7 +109,7 @@ class RunLogger(NullLogger):
         self._write_metrics()
         self.priors.log_epoch(len(self.history))
         self._track({name: row[name] for name in SCALARS})
-        tqdm.write(format_epoch(row, self.epochs, eta=bool(self.bar.disable)), file=sys.stdout)  # above the bar
+        tqdm.write(format_epoch(row, self.length.epochs, eta=bool(self.bar.disable)), file=sys.stdout)  # above the bar
         sys.stdout.flush()
 
     def log_results(self, results: Mapping[str, Any]) -> None:

@@ -70,6 +70,14 @@ class Run:
         if not (self.folder / CONFIG_FILE).is_file():
             raise VicinalError(f"{folder} is not a run folder: it has no {CONFIG_FILE}")
 
+    def __repr__(self) -> str:
+        """Returns what the run is, and its figures if it is finished."""
+        config = self.config
+        what = f"{config.init_from or config.model_name}, prior {config.prior}, {config.dataset}, seed {config.seed}"
+        figures = [f"{split} top-1 {100 * values['top1']:.2f}%" for split, values in (self.results or {}).items()]
+        state = ", ".join(figures) if self.finished else "failed" if self.failure else "not finished"
+        return f"Run({self.folder}: {what}; {state})"
+
     @classmethod
     def create(cls, config: TrainConfig, environment: Mapping[str, Any], data: DataRecord | None = None) -> "Run":
         """Creates the run folder with its configuration, environment and data record, atomically. Returns the run.

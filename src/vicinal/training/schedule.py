@@ -2,14 +2,14 @@
 
 import torch
 
-from vicinal.training.config import TrainConfig
+from vicinal.training.run_length import RunLength
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
 
 __all__ = ["create_schedule"]
 
 
-def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, steps: int) -> CosineLRScheduler:
+def create_schedule(optimizer: torch.optim.Optimizer, length: RunLength, min_lr: float) -> CosineLRScheduler:
     """Returns timm's cosine schedule over all steps of a run; `step_update(step)` sets the rate of that step.
 
     The rate rises from `min_lr` at step 0 to `lr` at the end of the warm-up, and would reach `min_lr` one step after
@@ -17,17 +17,15 @@ def create_schedule(optimizer: torch.optim.Optimizer, config: TrainConfig, steps
 
     Args:
         optimizer: from `create_optimizer`.
-        config: `epochs`, `warmup` and `min_lr` are used.
-        steps: number of steps in an epoch.
+        length: of the run, with its warm-up.
+        min_lr: rate at step 0, and one step after the last.
     """
-    total = config.epochs * steps
-    warmup = min(round(config.warmup_epochs * steps), total - 1)
     return CosineLRScheduler(
         optimizer,
-        t_initial=total - warmup,
-        lr_min=config.min_lr,
-        warmup_t=warmup,
-        warmup_lr_init=config.min_lr,
+        t_initial=length.steps - length.warmup,
+        lr_min=min_lr,
+        warmup_t=length.warmup,
+        warmup_lr_init=min_lr,
         warmup_prefix=True,
         t_in_epochs=False,
     )

@@ -24,6 +24,7 @@ from vicinal.mixing import Mixing, TransMix
 from vicinal.training.config import ConfigError, TrainConfig
 from vicinal.training.initial_model import create_initial_model
 from vicinal.training.optimizer import create_optimizer
+from vicinal.training.run_length import RunLength
 from vicinal.training.schedule import create_schedule
 
 from timm.scheduler import CosineLRScheduler  # isort: skip
@@ -54,6 +55,7 @@ class TrainState:
     """timm's moving average of the weights, or None."""
     optimizer: torch.optim.Optimizer
     schedule: CosineLRScheduler
+    length: RunLength
     mixing: Mixing
     train: Loader
     val: Loader
@@ -113,7 +115,8 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
     raw_model.to(accelerator.device, torch.float64 if config.precision == "fp64" else torch.float32)
     ema = None if config.ema is None else ModelEmaV3(raw_model, decay=config.ema)
     optimizer = create_optimizer(raw_model, config)
-    schedule = create_schedule(optimizer, config, train.steps)
+    length = RunLength.of(config, train.steps)
+    schedule = create_schedule(optimizer, length, config.min_lr)
     mixing = _make_mixing(config, len(source.class_names), raw_model)
     model, optimizer = accelerator.prepare(raw_model, optimizer)
     return TrainState(
@@ -123,6 +126,7 @@ def prepare(config: TrainConfig, accelerator: Accelerator) -> TrainState:
         ema=ema,
         optimizer=optimizer,
         schedule=schedule,
+        length=length,
         mixing=mixing,
         train=train,
         val=val,

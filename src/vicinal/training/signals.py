@@ -2,10 +2,12 @@
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "StopSignals"]
+__all__ = ["Interrupted", "StopSignals", "raise_on_sigterm"]
 
 
 class Interrupted(Exception):  # noqa: N818 - the run was asked to stop: this is not an error
@@ -43,3 +45,24 @@ class StopSignals:
     def _store(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def raise_on_sigterm(message: str) -> Iterator[None]:
+    """Raises Interrupted at once when SIGTERM arrives, inside of `with`.
+
+    Args:
+        message: of the exception.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(message, number)
+
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers in the main thread only
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

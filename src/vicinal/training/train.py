@@ -121,18 +121,19 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
     accelerator = make_accelerator(config)
     is_main = accelerator.is_main_process
     state = prepare(config, accelerator)
-    steps = state.train.steps
+    length = state.length
 
     # Create the run folder, or restore the last checkpoint.
     run, progress = _open_run(config, run, state)
     logger = _make_logger(config, state, run, progress)
     losses, timer = LossBuffer(accelerator), Timer(progress.seconds)
     with StopSignals() as stop_signals, logger:
-        while not progress.is_over(config.epochs, config.patience):
+        while not progress.is_over(length.epochs, config.patience):
             timer.restart()
-            last_step = (progress.epoch + 1) * steps - 1
+            last_step = length.last_step(progress.epoch)
             batches = state.train.batches(progress.epoch, start=progress.position)
-            for step, (images, labels) in enumerate(batches, start=progress.step):
+            steps = range(progress.step, last_step + 1)
+            for step, (images, labels) in zip(steps, batches, strict=False):  # the last epoch can be shorter
                 # Update the weights.
                 losses.append(train_step(state, config, step, images, labels))
                 if not losses.full and step < last_step:
@@ -154,7 +155,7 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
                     timer.restart()
                 if stop_signal:
                     accelerator.wait_for_everyone()  # a launcher kills the other processes when the first one exits
-                    raise _interrupted(stop_signal, progress.step, config.epochs * steps, run.folder)
+                    raise _interrupted(stop_signal, progress.step, length.steps, run.folder)
 
             # Evaluate on validation images, log the epoch and save a checkpoint.
             val = _evaluate(state, config, "val", progress, run)
@@ -215,8 +216,7 @@ def _make_logger(config: TrainConfig, state: TrainState, run: Run, progress: Pro
     print("".join(f"note: {note}\n" for note in state.notes), end="", file=sys.stderr)
     print(run_header(config, state, run.folder, progress.step), flush=True)
     tracker = start_tracker(config, run.folder, progress.step)
-    steps = state.train.steps
-    return RunLogger(run.folder, state.raw_model, config.epochs, steps, progress.step, progress.history, tracker)
+    return RunLogger(run.folder, state.raw_model, state.length, progress.step, progress.history, tracker)
 
 
 def _evaluate(state: TrainState, config: TrainConfig, split: str, progress: Progress, run: Run) -> Evaluation | None:
@@ -237,11 +237,11 @@ def _evaluate(state: TrainState, config: TrainConfig, split: str, progress: Prog
 
 def _epoch_metrics(state: TrainState, progress: Progress, val: Evaluation | None) -> dict[str, float | None]:
     """Returns the row of metrics.csv for the epoch that ends now."""
-    images = len(state.train.images)
+    images = sum(state.train.step_size(position) for position in range(progress.position))
     return {
         "epoch": progress.epoch + 1,
         "step": progress.step,
-        "images_seen": (progress.epoch + 1) * images,
+        "images_seen": progress.epoch * len(state.train.images) + images,
         "lr": state.optimizer.param_groups[0]["lr"],
         "train_loss": progress.loss / images,
         "val_loss": val.loss if val else None,

@@ -1,0 +1,1 @@
+"""From configurations and seeds to evidence: statistics of runs that are paired by seed."""
