@@ -1,5 +1,6 @@
 """What holds for every test, and for the examples in docstrings: none leaves a trace for the next."""
 
+import gc
 import os
 import random
 import sys
@@ -24,6 +25,13 @@ providers._get_local_constants = providers.Constants
 
 # Processes that run tests side by side share the cores.
 torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # of processes that tests start
+
+
+def pytest_collection_finish() -> None:
+    """Spares garbage collections the hundreds of thousands of objects that imports made and that stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,14 @@ JSON = st.recursive(
 )
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("files")
+
+
 @given(content=JSON)
-def test_json_is_read_back_as_it_was(tmp_path_factory, content):
-    file = tmp_path_factory.mktemp("files") / "a.json"
+def test_json_is_read_back_as_it_was(folder, content):
+    file = folder / "a.json"
     files.write_json(file, content)
     assert json.loads(file.read_text()) == content
 

@@ -23,8 +23,8 @@ def vit(**options):
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}
 
 
-def swin():
-    return SwinTransformer(**SWIN, num_classes=5, drop_path_rate=0.0)
+def swin(**options):
+    return SwinTransformer(**SWIN | options, num_classes=5, drop_path_rate=0.0)
 
 
 def swin_v2():

@@ -113,14 +113,16 @@ def detector():
 
 
 def differential():
-    return differential_vit(True).float(), (32, 32)
+    return differential_vit(True, depth=2).float(), (32, 32)
 
 
 def plain_differential():
-    return differential_vit(False).float(), (32, 32)
+    return differential_vit(False, depth=2).float(), (32, 32)
 
 
-@pytest.mark.parametrize("make", [hiera_units, detector, differential, plain_differential])
+@pytest.mark.parametrize(
+    "make", [hiera_units, detector, differential, pytest.param(plain_differential, marks=pytest.mark.slow)]
+)
 def test_uncommon_attention_compiles_exports_and_copies(make):
     model, size = make()
     vicinal.attach(model, "gmm:init=spread+gab", img_size=size)

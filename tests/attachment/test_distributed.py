@@ -41,19 +41,20 @@ def fully_sharded(model, x):
     return {name: parameter.full_tensor() for name, parameter in model.named_parameters()}
 
 
-def work(rank, port, way, model, x, expected):
+def work(rank, port, model, x, expected):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    got = way(copy.deepcopy(model), x.chunk(2)[rank])  # the one that was passed is shared by both processes
-    for name, value in expected.items():
-        torch.testing.assert_close(got[name].detach(), value, atol=1e-5, rtol=1e-4, msg=name)
+    for way in (data_parallel, fully_sharded):  # starting the processes takes most of the time
+        got = way(copy.deepcopy(model), x.chunk(2)[rank])  # the one that was passed is shared by both processes
+        for name, value in expected.items():
+            message = f"{way.__name__}: {name}"
+            torch.testing.assert_close(got[name].detach(), value, atol=1e-5, rtol=1e-4, msg=message)
     dist.barrier()  # the group goes with the process: to free it earlier may wait for ever, see steps_of_a_process.py
 
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
-@pytest.mark.parametrize("way", [data_parallel, fully_sharded])
-def test_two_processes_train_as_one(way):
+def test_two_processes_train_as_one_in_copies_and_in_shards():
     torch.manual_seed(0)
     model = vit(num_heads=2, global_pool="avg")  # behind a class token the last prior would have no say
     for module in model.modules():  # weights of the size of 1, so that a step moves everything
@@ -70,4 +71,4 @@ def test_two_processes_train_as_one(way):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(work, (port, way, model, x, expected), nprocs=2)
+    torch.multiprocessing.spawn(work, (port, model, x, expected), nprocs=2)

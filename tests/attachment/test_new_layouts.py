@@ -129,8 +129,8 @@ def test_hiera_has_mask_units_and_a_permuted_global_stage(spec):
     assert_same(out, project(module, (logits + bias).softmax(-1), v))
 
 
-def differential_vit(fused):
-    model = vit(attn_layer=DiffAttention)
+def differential_vit(fused, **options):
+    model = vit(attn_layer=DiffAttention, **options)
     for block in model.blocks:
         block.attn.fused_attn = fused
     return lively(model).double()

@@ -89,7 +89,9 @@ def maps(sizes):
     return [torch.randn(batch, DIM, *size, requires_grad=True) for size in sizes]
 
 
-@pytest.mark.parametrize(("backend", "sizes"), [("auto", SIZES), ("plain", SIZES[1:])])
+@pytest.mark.parametrize(
+    ("backend", "sizes"), [("auto", SIZES), pytest.param("plain", SIZES[1:], marks=pytest.mark.slow)]
+)
 def test_one_compiled_graph_trains_on_all_sizes(backend, sizes):
     torch.compiler.reset()
     model, counter = MapAttention(backend), CompileCounterWithBackend("aot_eager")
@@ -135,7 +137,7 @@ def test_one_exported_program_serves_all_sizes(backend):
         torch.testing.assert_close(program(x.detach()), model(x.detach()), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize("prefix", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_a_grid_keeps_symbolic_sizes(prefix):
     torch.compiler.reset()
 

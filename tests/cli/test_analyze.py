@@ -15,7 +15,7 @@ from vicinal.analysis import ImageSelection, open_models
 from vicinal.analysis.receptive_field import ReceptiveField
 from vicinal.cli.main import main
 
-TIMM = ["--timm", "vit_tiny_patch16_224", "--img-size", "64", "--random-weights"]
+TIMM = ["--timm", "test_vit", "--img-size", "64", "--random-weights"]
 
 
 @pytest.fixture(scope="module")

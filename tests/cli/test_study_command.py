@@ -1,9 +1,12 @@
 """`vicinal study` and `vicinal compare` as a user types them."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from vicinal.cli.main import main
+from vicinal.studies.study_path import ready_studies
 
 DEFINITION = {
     "question": "Does it work?",
@@ -53,6 +56,9 @@ def test_ready_studies_are_listed(capsys):
         (["study", "run", "dmeo"], "unknown study 'dmeo'; did you mean 'demo'?"),
         (["study", "run", "own.yaml", "--jobs", "0"], "jobs must be at least 1, got 0"),
         (["study", "show", "demo"], "has no runs yet; `vicinal study run demo` starts the study"),
+        (["study", "copy", "dmeo", "x.yaml"], "unknown ready study 'dmeo'; did you mean 'demo'?"),
+        (["study", "copy", "demo", "own.yaml"], "own.yaml exists already"),
+        (["study", "copy", "demo", "missing/x.yaml"], "the folder missing does not exist"),
         (["compare", "runs/x"], "runs/x"),
         (["compare"], "a comparison needs finished runs of at least two arms, got 0 finished runs"),
     ],
@@ -62,6 +68,12 @@ def test_bad_words_are_short_messages(file, words, message, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_ready_study_is_copied(file, capsys):
+    assert main(["study", "copy", "demo", "mine.yaml"]) == 0
+    assert "wrote mine.yaml; edit it, then: vicinal study run mine.yaml" in capsys.readouterr().out
+    assert Path("mine.yaml").read_bytes() == ready_studies()["demo"].read_bytes()
 
 
 def test_help_names_the_actions(capsys):

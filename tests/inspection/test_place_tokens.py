@@ -25,7 +25,8 @@ from vicinal.cells import Cells
 from vicinal.inspection.place_tokens import Placement, decide
 from vicinal.inspection.refusal import Refusal, RefusalKind
 
-CASES = 500
+# Seeds of random cases: the first in every run, the others in `make test-slow`.
+SEEDS = pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 500), marks=pytest.mark.slow)], ids=str)
 
 
 def hear(
@@ -69,9 +70,10 @@ def valid_case(seed: int) -> tuple[TokenLayout, Axes, float, Placement]:
     return layout, axes, cells, decide(make_evidence(*sides, axes), aspect)
 
 
-def test_valid_layouts_are_accepted_and_never_misplaced() -> None:
+@SEEDS
+def test_valid_layouts_are_accepted_and_never_misplaced(seeds: range) -> None:
     refused = 0
-    for seed in range(CASES):
+    for seed in seeds:
         layout, axes, cells, placement = valid_case(seed)
         for side in (placement.queries, placement.keys):
             if isinstance(side, Refusal):
@@ -81,13 +83,14 @@ def test_valid_layouts_are_accepted_and_never_misplaced() -> None:
             assert is_right(side, layout), f"{case}: tokens misplaced in {side}"
             found = placement.layout
             assert (found.heads, found.windows) == (heads_of(axes), layout.windows), f"{case}: {found}"
-    assert refused <= 0.01 * 2 * CASES
+    assert refused <= 0.01 * 2 * len(seeds)
 
 
-def test_tokens_without_cells_are_refused() -> None:
+@SEEDS
+def test_tokens_without_cells_are_refused(seeds: range) -> None:
     """Other tokens of the same attention, which have cells, keep them or are refused with the others."""
     accepted = Counter[str]()
-    for seed in range(CASES):
+    for seed in seeds:
         rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         make = INVALID_SEQUENCES[seed % len(INVALID_SEQUENCES)]
         places = make(rng)

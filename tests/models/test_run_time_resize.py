@@ -74,7 +74,7 @@ def assert_close(found, expected):
 @pytest.mark.parametrize(
     ("name", "spec"),
     [
-        pytest.param(name, spec, marks=[pytest.mark.slow] if name == "swin" and spec not in ("elm", SPECS[0]) else [])
+        pytest.param(name, spec, marks=[pytest.mark.slow] if name == "swin" and spec != SPECS[0] else [])
         for name in SIZES
         for spec in SPECS
     ],

@@ -1,4 +1,5 @@
 import inspect
+import runpy
 import subprocess
 import sys
 
@@ -154,10 +155,19 @@ def test_composing_different_grids_is_refused():
 
 
 @pytest.mark.parametrize("module", ["gaussian_mixture", "elementwise", "convolution", "plot"])
-def test_a_prior_draws_itself(module, tmp_path):
+@pytest.mark.filterwarnings("ignore:'vicinal.priors.* found in sys.modules:RuntimeWarning")  # by tests before
+def test_a_prior_draws_itself(module, tmp_path, monkeypatch, capsys):
     path = tmp_path / "prior.png"
-    command = [sys.executable, "-W", "error", "-m", f"vicinal.priors.{module}", "--out", str(path), "--grid", "3", "5"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    monkeypatch.setattr(sys, "argv", [module, "--out", str(path), "--grid", "3", "5", "--heads", "2"])
+    runpy.run_module(f"vicinal.priors.{module}", run_name="__main__")
+    assert capsys.readouterr().out == f"wrote {path}\n"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_prior_draws_itself_in_a_process_of_its_own(tmp_path):
+    path = tmp_path / "prior.png"
+    command = [sys.executable, "-W", "error", "-m", "vicinal.priors.gaussian_mixture", "--out", str(path)]
+    result = subprocess.run([*command, "--grid", "3", "5"], capture_output=True, text=True, check=True)
     assert result.stdout == f"wrote {path}\n"
     assert path.read_bytes().startswith(b"\x89PNG")
 

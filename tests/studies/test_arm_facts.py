@@ -82,6 +82,7 @@ def test_facts_of_unchanged_arms_are_not_measured_again(tmp_path, monkeypatch):
         ("train_size: 96", "model: vit-mirco", "line 1, base.model: unknown model 'vit-mirco'"),
         ("train_size: 96", "dataset: digit", "line 1, base.dataset: unknown dataset 'digit'"),
         ("train_size: 96", "img_size: 9", "line 1, base.img_size: "),
+        ("train_size: 96", "dataset: cifar10, data_dir: nowhere", "line 1, base.data_dir: "),
     ],
 )
 def test_what_only_data_and_models_show_is_an_error_before_any_run(tmp_path, old, new, message):

@@ -64,7 +64,7 @@ def test_an_unfinished_study_is_shown(tmp_path, monkeypatch):
     assert "1 of 2 runs finished" in result.table()
 
 
-def test_a_run_that_was_killed_is_listed_and_run_again(tmp_path, monkeypatch):
+def test_a_run_that_was_killed_is_listed_and_run_again(tmp_path, monkeypatch, capsys):
     folder, values = tmp_path / "study", definition(seeds=1, arms={"none": {}})
     with monkeypatch.context() as patch:
         killer = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
@@ -72,7 +72,9 @@ def test_a_run_that_was_killed_is_listed_and_run_again(tmp_path, monkeypatch):
         result = vicinal.study(values, out=folder)
     assert "the process of the run was killed by signal 9" in result.failures["none-s0"]
     assert "see " in result.failures["none-s0"]
+    capsys.readouterr()
     again = vicinal.study(folder)
+    assert "[1/1] none-s0: val top-1 " in capsys.readouterr().out
     assert not again.failures
     assert again.finished_runs == 1
 

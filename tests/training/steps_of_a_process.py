@@ -14,7 +14,6 @@ from vicinal.training.train_step import train_step
 
 def main(folder: Path, images: int, accumulate: int) -> None:
     """Trains two epochs on a number of images."""
-    torch.set_num_threads(1)
     config = vicinal.TrainConfig(
         prior="gmm:init=spread+gab",
         pool="avg",
@@ -46,5 +45,6 @@ def main(folder: Path, images: int, accumulate: int) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     for case in sys.argv[2:]:  # images:accumulate
         main(Path(sys.argv[1]), *map(int, case.split(":")))

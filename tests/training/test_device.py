@@ -1,8 +1,5 @@
 """Devices by name. No GPU is needed: torch is told that there are some."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -70,15 +67,3 @@ def test_what_mps_cannot_do_is_said(accelerators, tmp_path, precision, said):
     accelerators("mps", 1)
     with pytest.raises(VicinalError, match=said):
         make_accelerator(config(tmp_path, device="mps", precision=precision))
-
-
-def test_all_modules_import_without_modules_that_only_posix_has():
-    code = (
-        "import importlib, pkgutil, sys\n"
-        "for name in ('resource', 'fcntl', 'pwd', 'grp', 'termios'): sys.modules[name] = None\n"
-        "import vicinal\n"
-        "for module in pkgutil.walk_packages(vicinal.__path__, 'vicinal.'):\n"
-        "    if not module.name.endswith('__main__'): importlib.import_module(module.name)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

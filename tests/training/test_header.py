@@ -127,7 +127,7 @@ def run_in_terminal(columns, words):
     return output.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, pytest.param(120, marks=pytest.mark.slow)])
 def test_on_a_terminal_every_epoch_stays_above_the_bar(tmp_path, columns):
     flags = ["--epochs", "3", "--warmup", "0", "--train-size", "64", "--batch-size", "8", "--device", "cpu"]
     output = run_in_terminal(columns, [sys.executable, "-m", "vicinal", "train", *flags, "--out", str(tmp_path / "r")])

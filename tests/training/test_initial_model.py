@@ -76,12 +76,11 @@ def test_patches_are_those_asked_for_or_keep_the_tokens(digits_run, tmp_path, si
 
 
 def test_a_model_that_cannot_change_its_patches_keeps_them(tmp_path):
-    small = {"model": "t2t", "img_size": (32,), "train_size": 32, "val_size": 20}
-    first = vicinal.train(config(tmp_path / "first", **small, **NO_TRAINING))
-    state = prepared(config(tmp_path / "x", init_from=str(first.folder), img_size=(64,)))
+    saved = str(vicinal.save(vicinal.create_model("t2t", depth=1, in_chans=1), tmp_path / "first"))
+    state = prepared(config(tmp_path / "x", init_from=saved, img_size=(64,)))
     assert "patches of 4 and 16 x 16 tokens" in state.notes[0]
     with pytest.raises(ConfigError, match=r"cannot become 8: the model would have other layers") as error:
-        prepared(config(tmp_path / "x", init_from=str(first.folder), img_size=(64,), patch_size=8))
+        prepared(config(tmp_path / "x", init_from=saved, img_size=(64,), patch_size=8))
     assert error.value.field == "patch_size"
 
 

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+import steps_of_a_process
 import vicinal
+from vicinal.cli.main import main
 from vicinal.training.evaluate import evaluate_split
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
@@ -33,11 +34,10 @@ def run(*words, threads=1, **options):
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
     """Four steps of 24 images and one of 1, of which a process has none, or of 5, in slices of 3 and 2, in pieces."""
-    script = str(Path(__file__).with_name("steps_of_a_process.py"))
-    for launcher, cases in (([sys.executable], ["97:1", "101:1"]), (TORCHRUN, ["97:1", "101:3"])):
-        done = run(*launcher, script, str(tmp_path), *cases)  # starting them takes most of the time
-        assert done.returncode == 0, done.stderr
+    done = run(*TORCHRUN, steps_of_a_process.__file__, str(tmp_path), "97:1", "101:3")
+    assert done.returncode == 0, done.stderr
     for images in (97, 101):
+        steps_of_a_process.main(tmp_path, images, accumulate=1)
         one, two = (load_file(tmp_path / f"{images}-{number}.safetensors") for number in (1, 2))
         assert one.keys() == two.keys()
         assert len(one["losses"]) == 10
@@ -69,6 +69,14 @@ def test_launchers_write_one_run_with_exact_figures(tmp_path, launcher, processe
         assert [float(row["confidence"]) for row in rows] == pytest.approx(again.confidence, abs=1e-4)
 
 
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_only_the_first_process_says_an_error(monkeypatch, capsys, rank, times):
+    monkeypatch.setenv("RANK", rank)
+    assert main(["train", "--dataset", "cifar1"]) == 2
+    assert capsys.readouterr().err.count("vicinal: unknown") == times
+
+
+@pytest.mark.slow
 def test_an_error_is_said_once(tmp_path):
     done = run(*TORCHRUN, "-m", "vicinal", "train", "--dataset", "cifar1")
     assert done.returncode != 0

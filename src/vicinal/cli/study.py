@@ -9,15 +9,17 @@ import tyro
 
 from vicinal.cli._flags import call_with_flags
 from vicinal.errors import VicinalError, unknown_name
+from vicinal.files import write_text
 
 __all__ = ["run"]
 
-USAGE = """usage: vicinal study plan|run|show STUDY [--help] ...
+USAGE = """usage: vicinal study ACTION [--help] ...
 
-  plan STUDY   show the runs of a study, how long they take and the disk space, from a few timed steps
-  run STUDY    run a study, or what is left of it
-  show STUDY   print the table of a study, also while it runs
-  list         list the studies that ship with the package
+  plan STUDY        show the runs of a study, how long they take and the disk space, from a few timed steps
+  run STUDY         run a study, or what is left of it
+  show STUDY        print the table of a study, also while it runs
+  list              list the studies that ship with the package
+  copy NAME FILE    write one of these to a file, to change it
 
 STUDY is the name of a ready study, a YAML file (docs/studies.md), or the folder of a study, such as runs/demo."""
 
@@ -98,7 +100,33 @@ def list_studies() -> None:
         )
 
 
-ACTIONS: dict[str, Callable[..., None]] = {"plan": plan, "run": run_study, "show": show, "list": list_studies}
+def copy(name: Annotated[str, tyro.conf.Positional], file: Annotated[Path, tyro.conf.Positional], /) -> None:
+    """Writes a ready study to a YAML file, to change it or to point it to your data.
+
+    Args:
+        name: The name of a ready study.
+        file: The file, which must not exist yet.
+    """
+    from vicinal.studies.study_path import ready_studies
+
+    ready = ready_studies()
+    if name not in ready:
+        raise unknown_name("ready study", name, ready)
+    if file.exists():
+        raise VicinalError(f"{file} exists already; give another name")
+    if not file.parent.is_dir():
+        raise VicinalError(f"the folder {file.parent} does not exist")
+    write_text(file, ready[name].read_text(encoding="utf-8"))
+    print(f"wrote {file}; edit it, then: vicinal study run {file}")
+
+
+ACTIONS: dict[str, Callable[..., None]] = {
+    "plan": plan,
+    "run": run_study,
+    "show": show,
+    "list": list_studies,
+    "copy": copy,
+}
 
 
 def run(args: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from vicinal.studies.run_process import FAILED, STOPPED, command, thread_variabl
 from vicinal.studies.spec import PlannedRun
 from vicinal.studies.study_folder import StudyFolder
 
-__all__ = ["Tick", "note_exit", "run_local", "start_process"]
+__all__ = ["POLL_SECONDS", "STOP_SECONDS", "Tick", "note_exit", "run_local", "start_process", "stop_processes"]
 
 Tick = Callable[[Sequence[str]], None]
 """Called about five times a second with the names of the runs that are running."""
@@ -49,7 +49,7 @@ def run_local(study: StudyFolder, runs: Sequence[PlannedRun], *, jobs: int, thre
                     note_exit(study, name, process.returncode)
             tick(list(running))
     finally:
-        _stop([process for _, process in running.values()])
+        stop_processes([process for _, process in running.values()])
 
 
 def start_process(
@@ -64,8 +64,7 @@ def start_process(
         slot: number of the run among those that run now, which says which GPU it takes; None for all GPUs.
     """
     study.failure_file(planned.name).unlink(missing_ok=True)
-    config_file = study.folder / "configs" / f"{planned.name}.yaml"
-    log = study.log_file(planned.name)
+    config_file, log = study.config_file(planned.name), study.log_file(planned.name)
     for file in (config_file, log):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_text(config_file, planned.config.to_yaml())
@@ -105,7 +104,7 @@ def _gpu_variables(device: str, slot: int | None) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[slot % count]}
 
 
-def _stop(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+def stop_processes(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
     """Stops processes after their current step, and waits for them."""
     for process in processes:
         _close_input(process)

@@ -1,5 +1,6 @@
 """The definition of a study: which arms are compared, under which conditions, with which seeds."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,15 +133,10 @@ class StudySpec:
             arm: whose configuration it is.
             condition: whose configuration it is.
         """
-        field = (
-            error.field if isinstance(error, ConfigError) else _mentioned(str(error), self.fields_of(arm, condition))
-        )
+        fields = {**self.base, **condition.changes, **self.arms[arm]}
+        field = error.field if isinstance(error, ConfigError) else _mentioned(str(error), fields)
         problem = " ".join(error.args[1:]) if isinstance(error, ConfigError) else str(error)
         return self.file.error(self._path(field, arm, condition), problem)
-
-    def fields_of(self, arm: str, condition: Condition) -> set[str]:
-        """Returns the names of the fields that the study sets for an arm under a condition."""
-        return {*self.base, *condition.changes, *self.arms[arm]}
 
     def _path(self, field: str | None, arm: str, condition: Condition) -> FieldPath:
         """Returns where a field of a configuration is set; the arm if it is not set."""
@@ -153,10 +149,12 @@ class StudySpec:
         return next((path for path in (("budget", field), ("base", field)) if path in self.file.lines), ("base", field))
 
 
-def _mentioned(text: str, fields: set[str]) -> str | None:
-    """Returns the one of the fields whose name, or the value of which, an error begins with; None if there is none."""
+def _mentioned(text: str, fields: Mapping[str, Any]) -> str | None:
+    """Returns the field whose name, or else whose value, an error mentions first; None if it mentions none."""
     words = text.replace("'", " ").replace(",", " ").split()
-    return next((field for word in words for field in sorted(fields) if word == field), None)
+    by_name = (field for word in words for field in sorted(fields) if word == field)
+    by_value = (field for field, value in sorted(fields.items()) if isinstance(value, str) and value in text)
+    return next(itertools.chain(by_name, by_value), None)
 
 
 def _absolute(fields: dict[str, Any], directory: Path) -> dict[str, Any]:

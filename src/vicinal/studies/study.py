@@ -102,6 +102,8 @@ def _run(opened: OpenedStudy, record: StudyRecord, runs: Sequence[PlannedRun], j
     """Runs what is left of a study, on this machine or on a Ray cluster."""
     folder, threads = opened.folder, opened.spec.threads
     to_do = [planned for planned in runs if _is_to_do(folder, planned.name)]
+    for planned in to_do:
+        folder.failure_file(planned.name).unlink(missing_ok=True)
     message = f"stopped; `vicinal study run {folder.folder}` continues the study"
     with raise_on_sigterm(message), Progress(folder, runs, record.facts) as progress:
         if ray is None:

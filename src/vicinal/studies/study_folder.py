@@ -127,6 +127,10 @@ class StudyFolder:
         """Returns the folder of a run."""
         return self.folder / "runs" / name
 
+    def config_file(self, name: str) -> Path:
+        """Returns the file with the configuration of a run, which is written each time that its process starts."""
+        return self.folder / "configs" / f"{name}.yaml"
+
     def log_file(self, name: str) -> Path:
         """Returns the file with the output of a run."""
         return self.folder / "logs" / f"{name}.log"

@@ -57,9 +57,10 @@ def nearest_recipe(config: TrainConfig) -> tuple[str, dict[str, Any]]:
     >>> nearest_recipe(vicinal.recipe("paper", epochs=100, model="vit"))
     ('paper', {'epochs': 100})
     """
+    recipes = {name: recipe(name) for name in RECIPES}
     differences = {
-        name: {field: getattr(config, field) for field in _recipe_fields() if _differs(config, recipe(name), field)}
-        for name in RECIPES
+        name: {field: getattr(config, field) for field in _recipe_fields() if _differs(config, other, field)}
+        for name, other in recipes.items()
     }
     name = min(differences, key=lambda name: len(differences[name]))
     return name, differences[name]
