@@ -12,7 +12,8 @@ from vicinal.cli.analyze import INSTRUMENTS
 from vicinal.cli.main import VERBS, main
 from vicinal.training.config import FIELD_GROUPS
 
-COMMANDS = [[verb] for verb in VERBS if verb != "analyze"] + [["analyze", name] for name in INSTRUMENTS]
+COMMANDS = [[verb] for verb in VERBS if verb not in ("analyze", "study")]
+COMMANDS += [["analyze", name] for name in INSTRUMENTS] + [["study", name] for name in ("plan", "run", "show")]
 
 
 @pytest.fixture
