@@ -148,14 +148,15 @@ def _patch_pairs(layer: AttentionLayer, weights: Tensor) -> Tensor:
         layer: where the weights come from.
         weights: `(n, windows, heads, queries, keys)`. A patch that is in several windows gets their mean.
     """
-    (queries, keys), cells = ((rows * columns for rows, columns in (layer.query_size, layer.size))), layer.query_cells
-    of_query = torch.where(cells.index < 0, queries, cells.index)
+    queries, keys = (rows * columns for rows, columns in (layer.query_size, layer.size))
+    of_query = torch.where(layer.query_cells.index < 0, queries, layer.query_cells.index)
     of_key = torch.where(layer.cells.index < 0, keys, layer.cells.index)
     pairs = (of_query[:, :, None] * (keys + 1) + of_key[:, None]).flatten()
     total = weights.new_zeros(len(weights), weights.shape[2], (queries + 1) * (keys + 1))
     total.index_add_(-1, pairs, weights.transpose(1, 2).flatten(2))
     times = of_query.flatten().bincount(minlength=queries + 1)[:queries].clamp(min=1)
-    return total.unflatten(-1, (queries + 1, keys + 1))[..., :queries, :keys] / times[:, None]
+    whole: Tensor = total.view(*total.shape[:2], queries + 1, keys + 1)[..., :queries, :keys]
+    return whole / times[:, None].to(whole.device)
 
 
 def quantize(weights: NDArray[np.float64]) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:

@@ -236,7 +236,8 @@ def _overlay(
     inner = drawn[top + 2 : bottom - 2, left + 2 : right - 2].copy()
     drawn[top:bottom, left:right] = OUTLINE
     drawn[top + 2 : bottom - 2, left + 2 : right - 2] = inner
-    return np.round(drawn).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.round(drawn).astype(np.uint8)
+    return pixels
 
 
 def _distances(arms: Sequence[ArmAttention], split: str) -> Markup:
