@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from small_studies import train_in_process
 from vicinal.cli.main import main
 from vicinal.studies.study_path import ready_studies
 
@@ -24,9 +25,11 @@ def file(tmp_path, monkeypatch):
     return "own.yaml"
 
 
-def test_plan_run_show_and_compare(file, capsys):
+def test_plan_run_show_and_compare(file, capsys, monkeypatch):
     assert main(["study", "plan", file]) == 0
     assert "2 of 2 runs left" in capsys.readouterr().out
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    train_in_process(DEFINITION, "runs/own")  # test_study.py starts processes
     assert main(["study", "run", file, "--jobs", "2"]) == 0
     shown = capsys.readouterr().out
     assert "Does it work?" in shown

@@ -28,7 +28,7 @@ def two_nodes():
     finally:
         started = psutil.Process().children(recursive=True)
         cluster.shutdown()
-        _, alive = psutil.wait_procs(started, timeout=60)
+        _, alive = psutil.wait_procs(started, timeout=180)
         shutil.rmtree(folder, ignore_errors=True)
         assert alive == []
 
