@@ -11,6 +11,7 @@ from typing import Any
 import vicinal
 from vicinal.errors import VicinalError
 from vicinal.files import write_text
+from vicinal.report.html import missing_list
 from vicinal.report.section import Section
 from vicinal.report.sections.answer import answer_section
 from vicinal.report.sections.cost import cost_section
@@ -24,7 +25,10 @@ from vicinal.report.source import ReportSource, open_source
 
 __all__ = ["render_page", "write_report"]
 
-MAX_BYTES = 10_000_000
+MAX_BYTES = 9_000_000
+"""Of all sections; style and script are small."""
+OPTIONAL = {"explorer": "attention", "masks": "masks", "fields": "erf"}
+"""Sections that are left out if the page would be larger, and what `vicinal analyze` draws in their place."""
 SECTIONS: Sequence[Callable[[ReportSource], Section | None]] = (
     answer_section,
     results_section,
@@ -69,7 +73,7 @@ def render_page(source: ReportSource) -> str:
     """Returns the HTML of a report."""
     from jinja2 import Environment, StrictUndefined
 
-    sections = [section for make in SECTIONS if (section := make(source)) is not None]
+    sections = _within_limit([section for make in SECTIONS if (section := make(source)) is not None])
     folder = files("vicinal.report")
     script = (folder / "script.js").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -83,6 +87,19 @@ def render_page(source: ReportSource) -> str:
         data=_script_json({section.name: section.data for section in sections if section.data}),
         version=vicinal.__version__,
     )
+
+
+def _within_limit(sections: Sequence[Section]) -> list[Section]:
+    """Returns sections of at most `MAX_BYTES`: a sentence stands in place of the largest optional ones."""
+    kept = {section.name: section for section in sections}
+    sizes = {name: len(section.html.encode()) + len(_script_json(section.data)) for name, section in kept.items()}
+    for name in sorted(OPTIONAL.keys() & sizes.keys(), key=lambda name: -sizes[name]):
+        if sum(sizes.values()) <= MAX_BYTES:
+            break
+        sentence = f"Left out, to keep this file small; `vicinal analyze {OPTIONAL[name]}` draws it."
+        kept[name] = Section(name, kept[name].title, missing_list([sentence]))
+        sizes[name] = 0
+    return list(kept.values())
 
 
 def _content_policy(script: str) -> str:
