@@ -4,6 +4,7 @@ import safetensors.torch
 import torch
 
 import vicinal
+from vicinal.training import train as loop
 
 SMALL = {"epochs": 3, "warmup": 0.5, "train_size": 130, "val_size": 60, "batch_size": 32}
 # everything that draws at random or keeps a state
@@ -22,6 +23,20 @@ ALL = {
 
 def config(folder, **changes):
     return vicinal.TrainConfig(**{**SMALL, "out": folder, **changes})
+
+
+def die_at(monkeypatch, steps):
+    """Lets training die at each of the given steps, once; returns those that are left."""
+    real, left = loop.train_step, list(steps)
+
+    def dying(state, settings, step, images, labels):
+        if left and step == left[0]:
+            left.pop(0)
+            raise MemoryError
+        return real(state, settings, step, images, labels)
+
+    monkeypatch.setattr(loop, "train_step", dying)
+    return left
 
 
 def weights(run):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import vicinal
-from small_runs import ALL, assert_same_run, config, weights
+from small_runs import ALL, assert_same_run, config, die_at, weights
 from vicinal.training import train as loop
 from vicinal.training.config import ConfigError
 from vicinal.training.signals import Interrupted
@@ -17,15 +17,7 @@ from vicinal.training.signals import Interrupted
 def test_a_run_that_died_goes_on_as_if_it_had_not(tmp_path, monkeypatch, minutes):
     """It dies at steps before, at and behind checkpoints: at the ends of epochs, and at every step."""
     whole = vicinal.train(config(tmp_path / "whole", **ALL))
-    real, deaths = loop.train_step, [0, 2, 5, 9, 14]
-
-    def dying(state, settings, step, images, labels):
-        if deaths and step == deaths[0]:
-            deaths.pop(0)
-            raise MemoryError
-        return real(state, settings, step, images, labels)
-
-    monkeypatch.setattr(loop, "train_step", dying)
+    deaths = die_at(monkeypatch, [0, 2, 5, 9, 14])
     settings = config(tmp_path / "killed", **ALL, checkpoint_minutes=minutes)
     with pytest.raises(MemoryError):
         vicinal.train(settings)

@@ -3,8 +3,7 @@
 import pytest
 
 import vicinal
-from small_runs import ALL, assert_same_run, config
-from vicinal.training import train as loop
+from small_runs import ALL, assert_same_run, config, die_at
 from vicinal.training.config import ConfigError
 from vicinal.training.run_length import RunLength
 
@@ -31,15 +30,7 @@ def test_the_last_epoch_ends_with_the_steps(tmp_path, capsys):
 
 def test_a_run_that_died_in_its_shorter_epoch_goes_on_as_if_it_had_not(tmp_path, monkeypatch):
     whole = vicinal.train(config(tmp_path / "whole", **ALL, steps=8))
-    real, deaths = loop.train_step, [4, 6, 7]
-
-    def dying(state, settings, step, images, labels):
-        if deaths and step == deaths[0]:
-            deaths.pop(0)
-            raise MemoryError
-        return real(state, settings, step, images, labels)
-
-    monkeypatch.setattr(loop, "train_step", dying)
+    die_at(monkeypatch, [4, 6, 7])
     with pytest.raises(MemoryError):
         vicinal.train(config(tmp_path / "killed", **ALL, steps=8, checkpoint_minutes=0))
     for _ in range(2):

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from sklearn.utils.class_weight import compute_class_weight
 
 import vicinal
-from small_runs import assert_same_run, config, weights
+from small_runs import assert_same_run, config, die_at, weights
 from vicinal.training import train as loop
 from vicinal.training.accelerator import make_accelerator
 from vicinal.training.checkpoints import Progress
@@ -76,15 +76,7 @@ def test_the_moving_average_of_the_best_epoch_is_kept(tmp_path, given_accuracies
 def test_the_best_epoch_survives_interruptions(tmp_path, monkeypatch):
     settings = {"epochs": 6, "patience": 2, "keep": "best", "lr": 0.005}
     whole = vicinal.train(config(tmp_path / "whole", **settings))
-    real, deaths = loop.train_step, [3, 6, 11]
-
-    def dying(state, given, step, images, labels):
-        if deaths and step == deaths[0]:
-            deaths.pop(0)
-            raise MemoryError
-        return real(state, given, step, images, labels)
-
-    monkeypatch.setattr(loop, "train_step", dying)
+    die_at(monkeypatch, [3, 6, 11])
     with pytest.raises(MemoryError):
         vicinal.train(config(tmp_path / "killed", **settings))
     for _ in range(2):
