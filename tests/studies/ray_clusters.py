@@ -20,13 +20,13 @@ def two_nodes():
 
     folder = tempfile.mkdtemp(prefix="ray-")  # short: sockets are in there
     head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False, "temp_dir": folder}
+    before = set(psutil.Process().children(recursive=True))  # such as multiprocessing's resource tracker
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    started = []
     try:
         cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
         yield cluster
     finally:
-        started = psutil.Process().children(recursive=True)
+        started = set(psutil.Process().children(recursive=True)) - before
         cluster.shutdown()
         _, alive = psutil.wait_procs(started, timeout=180)
         shutil.rmtree(folder, ignore_errors=True)
