@@ -32,6 +32,8 @@ SPEC = {
     "budget": {"steps": STEPS},
     "seeds": 2,
 }
+LONG_SPEC = {**SPEC, "budget": {"steps": 300}, "seeds": 1}
+"""Its runs take many seconds, in which a signal arrives."""
 with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 
@@ -47,9 +49,19 @@ def _environment(monkeypatch):
 def local_tables(tmp_path_factory):
     """The tables of the local runner, by file name."""
     folder = tmp_path_factory.mktemp("local")
+    return _local_tables(SPEC, folder)
+
+
+@pytest.fixture(scope="module")
+def long_tables(tmp_path_factory):
+    """The tables of `LONG_SPEC`."""
+    return _local_tables(LONG_SPEC, tmp_path_factory.mktemp("long"))
+
+
+def _local_tables(spec, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(SOURCE))
-        study(SPEC, out=folder, jobs=2)
+        study(spec, out=folder, jobs=2)
     return tables(folder)
 
 
@@ -235,9 +247,9 @@ def test_a_failed_run_is_listed_and_the_others_finish(tmp_path):
 @pytest.mark.slow
 @with_ray
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_study_leaves_checkpoints_and_no_process(tmp_path, local_tables, number, code):
+def test_a_stopped_study_leaves_checkpoints_and_no_process(tmp_path, long_tables, number, code):
     folder, definition = tmp_path / "out", tmp_path / "study.yaml"
-    definition.write_text(json.dumps(SPEC))
+    definition.write_text(json.dumps(LONG_SPEC))
     words = ["study", "run", str(definition), "--out", str(folder), "--ray", "local"]
     command = [sys.executable, "-m", "vicinal", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
@@ -254,5 +266,5 @@ def test_a_stopped_study_leaves_checkpoints_and_no_process(tmp_path, local_table
     assert "continues exactly there" in (folder / "logs" / "none-s0.log").read_text()
     result = study(definition, out=folder, jobs=os.cpu_count() or 1)
     assert resumptions(folder, "none-s0") == 1
-    assert result.finished_runs == 4
-    assert tables(folder) == local_tables
+    assert result.finished_runs == 2
+    assert tables(folder) == long_tables
