@@ -198,6 +198,7 @@ def _submit(study: StudyFolder, token: str, runs: Sequence[PlannedRun], threads:
 def _run(study: StudyFolder, token: str, planned: PlannedRun, threads: int) -> int:
     """Runs the process of a run on a node of the cluster. Returns its exit code."""
     _check_folder(study.folder, token)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ray.cancel sends it; scripts start jobs that ignore it
     process = start_process(study, planned, threads)
     try:
         while process.poll() is None:
