@@ -47,7 +47,13 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
             torch.testing.assert_close(two[name], gradient, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(("launcher", "processes"), [(TORCHRUN, 2), (ACCELERATE, 1)], ids=["torchrun", "accelerate"])
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        pytest.param(TORCHRUN, 2, id="torchrun"),
+        pytest.param(ACCELERATE, 1, id="accelerate", marks=pytest.mark.slow),
+    ],
+)
 def test_launchers_write_one_run_with_exact_figures(tmp_path, launcher, processes):
     """The splits have odd numbers of images: a sampler that pads would count some twice."""
     done = run(

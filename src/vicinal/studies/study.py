@@ -39,16 +39,15 @@ def study(
     >>> result = vicinal.study(
     ...     {
     ...         "base": {"train_size": 64, "val_size": 0},
-    ...         "arms": {"none": {"prior": "none"}, "gmm": {"prior": "gmm"}},
+    ...         "arms": {"gmm": {"prior": "gmm"}},
     ...         "budget": {"steps": 1},
     ...         "seeds": 1,
     ...     },
     ...     out=tempfile.mkdtemp(),
     ... )  # doctest: +ELLIPSIS
-    [1/2] ...
-    [2/2] ...
+    [1/1] ...
     >>> [(row.arm, row.summary.n) for row in result.rows]
-    [('none', 1), ('gmm', 1)]
+    [('gmm', 1)]
 
     Args:
         source: the name of a ready study, a YAML file, the folder of a study, or the content of a file as a mapping.
