@@ -3,7 +3,7 @@
 import pytest
 
 import vicinal
-from small_studies import BASE, definition
+from small_studies import definition
 from vicinal.studies.arm_facts import check_arms, measure_arms
 from vicinal.studies.spec_reader import read_spec
 from vicinal.studies.study import study
@@ -99,4 +99,3 @@ def test_an_impossible_level_of_a_factor_is_located(tmp_path):
     file.write_text("arms:\n  gmm: {prior: gmm}\nfactors:\n  train_size: [100, 5000]\n")
     with pytest.raises(vicinal.VicinalError, match=r"own\.yaml, line 4, factors\.train_size: train_size must be"):
         study(file, out=tmp_path / "study")
-    assert BASE["train_size"] == 96

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-import vicinal
 from planted_runs import planted_run
 from small_studies import definition
 from vicinal.studies.progress import Progress
@@ -39,9 +38,7 @@ def test_a_line_for_each_run_that_ends(study, capsys):
         folder.note_failure("none-s1", "out of memory")
         progress.tick([])
         progress.tick([])
-    assert capsys.readouterr().out == (
-        "[3/4] gmm-s0: test top-1 50.00%\n[3/4] none-s1: failed: out of memory\n".replace("[3/4] gmm", "[3/4] gmm")
-    )
+    assert capsys.readouterr().out == ("[3/4] gmm-s0: test top-1 50.00%\n[3/4] none-s1: failed: out of memory\n")
 
 
 def test_a_live_table_on_a_terminal(study, capsys, monkeypatch):
@@ -77,7 +74,6 @@ def test_statuses_of_runs(study):
     assert (folder.status("gmm-s0").state.value, folder.status("gmm-s0").steps) == ("started", 3)
     folder.note_failure("gmm-s0", "no space left")
     assert (folder.status("gmm-s0").state.value, folder.status("gmm-s0").final) == ("failed", False)
-    assert isinstance(vicinal.Run(folder.run_folder("gmm-s0")), vicinal.Run)
 
 
 def test_a_table_larger_than_the_terminal_is_cut(study, capsys, monkeypatch):
