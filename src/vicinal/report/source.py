@@ -56,11 +56,6 @@ class ReportSource:
     """Study, Comparison or Run, for the heading."""
 
     @property
-    def is_single(self) -> bool:
-        """Whether the report is about one run."""
-        return len(self.arms) == 1 and len(self.arms[0].runs) == 1
-
-    @property
     def heading(self) -> str:
         """The question, or what is compared."""
         return self.question or self.title

@@ -68,7 +68,7 @@ class _Reader:
         arms = self._arms()
         base = self._base()
         conditions = self._conditions()
-        self._check_set_once(base, arms, conditions)
+        self._check_set_once(arms)
         baseline = self._convert("baseline", str, next(iter(arms)))
         if baseline not in arms:
             raise self.error(("baseline",), str(unknown_name("arm", baseline, arms)))
@@ -211,16 +211,14 @@ class _Reader:
         self._check_names(path, changes, {*self.config_fields, *more}, "setting")
         return dict(changes)
 
-    def _check_set_once(
-        self, base: Mapping[str, Any], arms: Mapping[str, Mapping[str, Any]], conditions: tuple[Condition, ...]
-    ) -> None:
+    def _check_set_once(self, arms: Mapping[str, Mapping[str, Any]]) -> None:
         """Raises VicinalError if a factor sets what arms, or another factor, set too."""
         owner: dict[str, str] = {name: "arms" for changes in arms.values() for name in changes}
         for factor, levels in self._mapping(("factors",), self.values.get("factors", {})).items():
             named = (
                 {name for changes in levels.values() for name in changes} if isinstance(levels, Mapping) else {factor}
             )
-            for name in named:
+            for name in sorted(named):
                 if name in owner:
                     raise self.error(("factors", factor), f"sets {name}, which {owner[name]} set too")
                 owner[name] = f"levels of {factor}"
