@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from vicinal.cache_folder import cache_folder
 from vicinal.data import open_dataset
-from vicinal.data.open_dataset import cache_folder
 from vicinal.errors import VicinalError
 
 

@@ -1,6 +1,5 @@
 """Opens a dataset by name: named datasets, folders, Parquet files, datasets on the Hub, the embedded digits."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from vicinal.cache_folder import cache_folder
 from vicinal.data.catalog import DIGITS, OWN_DATA, SETS
 from vicinal.data.hf_datasets import open_hub, open_parquet, read_tables
 from vicinal.data.image_dataset import ImageDataset, ImageSplit, OwnSplits
@@ -16,7 +16,7 @@ from vicinal.data.splits import hold_out
 from vicinal.data.unreadable import without_unreadable
 from vicinal.errors import VicinalError, unknown_name
 
-__all__ = ["SPELLINGS", "cache_folder", "divide", "open_dataset", "open_own_splits"]
+__all__ = ["SPELLINGS", "divide", "open_dataset", "open_own_splits"]
 
 SPELLINGS = {
     "folder:PATH": "a folder with a subfolder of images for each class, or such folders in train, val and test",
@@ -106,15 +106,6 @@ def open_own_splits(name: str, *, data_dir: Path | None = None, cache_dir: Path 
     if name in SETS:
         return _open_named(name, data_dir, cache_dir)
     return _open_by_prefix(name, cache_dir)
-
-
-def cache_folder(given: Path | None = None) -> Path:
-    """Returns the cache folder: `given`, else `$VICINAL_CACHE`, else `vicinal` in the user's cache folder."""
-    if given is not None:
-        return given
-    if own := os.environ.get("VICINAL_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vicinal"
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from vicinal.cache_folder import cache_folder
 from vicinal.data.decode_cache import open_cache
 from vicinal.data.image_array import ImageArray, image_to_array
 from vicinal.data.image_dataset import ImageSplit
-from vicinal.data.open_dataset import cache_folder
 from vicinal.data.rng import derive_seed, preserve_rng, reseed
 from vicinal.data.transforms import Augmentation, Augmenter, Preprocessing, center_crop, normalize
 from vicinal.deprecation import renamed_parameters

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from vicinal.cache_folder import cache_folder
 from vicinal.data import DataRecord, ImageSplit, split
 from vicinal.data.image_dataset import OwnSplits
-from vicinal.data.open_dataset import cache_folder, divide, open_own_splits
+from vicinal.data.open_dataset import divide, open_own_splits
 from vicinal.data.split_names import SplitRole
 from vicinal.data.unreadable import without_unreadable
 from vicinal.errors import VicinalError
