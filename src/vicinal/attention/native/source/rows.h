@@ -1,0 +1,169 @@
+// What happens to one query's row of products: logits, exponentials, dropout, and the way back.
+#pragma once
+#include "call.h"
+#include "vectors.h"
+
+namespace {
+
+using vicinal::Call;
+
+// Calls f(first key, its number in the prior's values, keys left in this run) for all keys of a query, vector by vector.
+template <class T, class F>
+inline __attribute__((always_inline)) void over_keys(const Call& c, int64_t query, F f) {
+  constexpr int L = LANES<T>;
+  const int64_t run = c.run, full = run / L * L;
+  for (int64_t x = 0; x < c.prefix; x += L) f(x, c.neutral + x, c.prefix - x);
+  int64_t value = c.start[query];
+  const int64_t step = value == c.neutral ? 0 : c.step;  // a query without a place
+  for (int64_t key = c.prefix; key < c.keys; key += run, value += step) {
+    for (int64_t x = 0; x < full; x += L) f(key + x, value + x, std::integral_constant<int64_t, L>());
+    if (full < run) f(key + full, value + full, run - full);
+  }
+}
+
+// The logit of a product: times the prior's scale or the factor, plus its bias.
+template <bool SCALE, bool BIAS, class T>
+inline Vec<T> logit(const T* product, const T* scale, const T* bias, int64_t value, T factor) {
+  Vec<T> x = load(product);
+  if constexpr (SCALE)
+    x = x * load(scale + value);
+  else
+    x = x * factor;
+  if constexpr (BIAS) x = x + load(bias + value);
+  return x;
+}
+
+// Products of a query to its logits; returns the largest. Both rows can be the same.
+template <bool SCALE, bool BIAS, class T>
+__attribute__((noinline)) T to_logits(const Call& c, int64_t query, const T* products, const T* scale, const T* bias,
+                                      T* logits) {
+  constexpr int L = LANES<T>;
+  const T factor = static_cast<T>(c.factor);
+  Vec<T> most = splat<T>(-__builtin_inf());
+  over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
+    Vec<T> x = logit<SCALE, BIAS, T>(products + key, scale, bias, value, factor);
+    if (left < L) {  // numbers behind this run stay as they are
+      const Vec<T> before = load(logits + key);
+      most = larger<T>(first<T>(left) ? x : most, most);
+      x = first<T>(left) ? x : before;
+    } else {
+      most = larger<T>(x, most);
+    }
+    store(logits + key, x);
+  });
+  store(logits + c.keys, splat<T>(-__builtin_inf()));
+  return largest<T>(most);
+}
+
+// Adds a row of the mask; returns the largest logit.
+template <class T> __attribute__((noinline)) T add_mask(int64_t keys, const T* mask, T* logits) {
+  constexpr int L = LANES<T>;
+  Vec<T> most = splat<T>(-__builtin_inf());
+  int64_t j = 0;
+  for (; j + L <= keys; j += L) {
+    const Vec<T> x = load(logits + j) + load(mask + j);
+    most = larger<T>(x, most);
+    store(logits + j, x);
+  }
+  T found = largest<T>(most);
+  for (; j < keys; ++j) {
+    logits[j] += mask[j];
+    found = logits[j] > found ? logits[j] : found;
+  }
+  return found;
+}
+
+// Logits of a query to exp(logit - most), in place; returns their sum.
+template <class T> __attribute__((noinline)) T to_exponentials(int64_t keys, T most, T* row) {
+  Vec<T> total{};
+  for (int64_t j = 0; j < keys; j += LANES<T>) {
+    const Vec<T> y = exp<T>(load(row + j) - most);
+    total += y;
+    store(row + j, y);
+  }
+  return sum<T>(total);
+}
+
+// Random numbers by counters: those of a pair of tokens depend on the seed and their indices only.
+inline uint64_t row_key(uint64_t seed, uint64_t row) {  // splitmix64
+  uint64_t z = seed + (row + 1) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+inline uint32_t mixed(uint32_t x) {  // a bijection in which every bit of the input reaches every bit of the result
+  x = (x ^ (x >> 16)) * 0x21f0aaadu;
+  x = (x ^ (x >> 15)) * 0x735a2d97u;
+  return x ^ (x >> 15);
+}
+
+// Drops weights of a query: times 0 with probability `dropout`, else times 1 / (1 - dropout), in place.
+template <class T> __attribute__((noinline)) void drop(int64_t keys, uint64_t key, double dropout, T* row) {
+  const uint32_t low = static_cast<uint32_t>(key), high = static_cast<uint32_t>(key >> 32);
+  const uint32_t dropped = static_cast<uint32_t>(dropout * 4294967296.0);
+  const T kept = static_cast<T>(1.0 / (1.0 - dropout));
+  for (int64_t j = 0; j < keys; ++j)
+    row[j] *= mixed((static_cast<uint32_t>(j) * 0x9e3779b9u + low) ^ high) < dropped ? T(0) : kept;
+}
+
+// Adds the gradient of the logits of a query.
+template <class T> void add_row(int64_t keys, const T* weights, const T* d_weights, T mean, double* total) {
+  for (int64_t j = 0; j < keys; ++j) total[j] += weights[j] * (d_weights[j] - mean);
+}
+
+// The rows of a query in backward.
+template <class T> struct QueryRows {
+  T *products, *weights, *gradient;  // gradient: of the weights; on return that of the products
+  T *d_scale, *d_bias;               // sums, in the layout of the prior's values
+  double* d_mask;                    // the mask's row, or null
+  bool ready;                        // whether `weights` holds them already
+};
+
+template <bool SCALE, bool BIAS, class T>
+__attribute__((noinline)) void row_backward(const Call& c, int64_t query, const QueryRows<T>& rows, const T* scale,
+                                            const T* bias, T most, T share) {
+  constexpr int L = LANES<T>;
+  const T factor = static_cast<T>(c.factor);
+  T *const products = rows.products, *const weights = rows.weights, *const gradient = rows.gradient;
+  T *const d_scale = rows.d_scale, *const d_bias = rows.d_bias;
+  Vec<T> total{};
+  if (rows.ready) {
+    for (int64_t j = 0; j < c.keys; j += L) {
+      const Vec<T> y = load(weights + j) * load(gradient + j);
+      total += c.keys - j < L ? (first<T>(c.keys - j) ? y : Vec<T>{}) : y;
+    }
+  } else {
+    over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
+      Vec<T> y = exp<T>(logit<SCALE, BIAS, T>(products + key, scale, bias, value, factor) - most) * share;
+      Vec<T> term = y * load(gradient + key);
+      if (left < L) {  // behind the last run there can be anything, NaN too
+        const Int<T> inside = first<T>(left);
+        y = inside ? y : Vec<T>{}, term = inside ? term : Vec<T>{};
+      }
+      total += term;
+      store(weights + key, y);
+    });
+  }
+  const T mean = sum<T>(total);
+  if (rows.d_mask) add_row<T>(c.keys, weights, gradient, mean, rows.d_mask);
+  over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
+    const Vec<T> before = load(gradient + key);
+    Vec<T> d = load(weights + key) * (before - mean);
+    if (left < L) d = first<T>(left) ? d : Vec<T>{};
+    if constexpr (SCALE) {
+      Vec<T> term = d * load(products + key);
+      if (left < L) term = first<T>(left) ? term : Vec<T>{};
+      store(d_scale + value, load(d_scale + value) + term);
+    }
+    if constexpr (BIAS) store(d_bias + value, load(d_bias + value) + d);
+    if constexpr (SCALE)
+      d = d * load(scale + value);
+    else
+      d = d * factor;
+    if (left < L) d = first<T>(left) ? d : before;
+    store(gradient + key, d);
+  });
+}
+
+}  // namespace
