@@ -3,6 +3,7 @@
 import json as json_
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,9 @@ def _accelerators() -> list[str]:
 
 def _compiler() -> str:
     """Returns path and version of the compiler, or why there is none."""
+    if sys.platform != "linux":
+        return "not looked for: the native library is for Linux"
+
     from vicinal.attention.native.compiler import NoCompiler, find_compiler
 
     try:
