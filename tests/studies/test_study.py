@@ -97,6 +97,16 @@ def test_runs_made_otherwise_are_refused_or_listed(tmp_path, monkeypatch):
     assert "made otherwise: gmm-s0, threads 4 in place of 1" in result.table()
 
 
+def test_a_study_keeps_the_attention_path_of_its_first_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("vicinal.training.environment.attention_path", lambda device: "torch")
+    monkeypatch.setattr("vicinal.studies.run_environment.attention_path", lambda device: "torch")
+    finished_study(definition(seeds=1), tmp_path, monkeypatch)
+    monkeypatch.setattr("vicinal.studies.run_environment.attention_path", lambda device: "native avx2 0123456789ab")
+    with pytest.raises(vicinal.VicinalError, match=r"now attention native avx2 0123456789ab in place of torch"):
+        vicinal.study(tmp_path)
+    assert vicinal.study(tmp_path, allow_mixed=True).mixed == {}  # nothing was left to run
+
+
 def test_a_changed_definition_needs_another_folder(tmp_path, monkeypatch):
     finished_study(definition(seeds=1), tmp_path, monkeypatch)
     with pytest.raises(vicinal.VicinalError, match=r"none-s0 was run with lr 0\.001, and the study now has 0\.01"):
