@@ -1,6 +1,6 @@
 """What prepares the library: everything that makes a model on a CPU for attention of ours."""
 
-import sys
+import importlib
 
 import pytest
 import timm
@@ -26,7 +26,7 @@ def test_attach_prepares_the_library_before_it_verifies(prepared, monkeypatch):
     def fail(*_):
         raise RuntimeError("verified")
 
-    monkeypatch.setattr(sys.modules["vicinal.attachment.attach"], "verified", fail)
+    monkeypatch.setattr(importlib.import_module("vicinal.attachment.attach"), "verified", fail)
     with pytest.raises(RuntimeError, match="verified"):
         vicinal.attach(timm_model(), "gab")
     assert prepared
