@@ -22,9 +22,11 @@ from vicinal.attention.chunks import CPU_CHUNK_LOGITS
 from vicinal.attention.compile_op import recomputed_attention
 from vicinal.attention.flex import attend_flex
 from vicinal.attention.fused import attend_fused
+from vicinal.attention.gpu_path import GpuPath, call_facts, choose_gpu_path, runs_on_gpu
 from vicinal.attention.per_image import PriorPerImage
 from vicinal.attention.placed_prior import PlacedPrior, token_counts
 from vicinal.attention.precision import additive_mask, makes_tiny_weights, softmax_dtype
+from vicinal.attention.quadratic import attend_quadratic
 from vicinal.attention.recompute import RecomputedAttention, Settings
 from vicinal.attention.reference import attend_plain
 from vicinal.errors import VicinalError, unknown_name
@@ -34,7 +36,7 @@ from vicinal.priors.full_precision import autocasting, full_precision
 
 __all__ = ["Backend", "attend"]
 
-Backend = Literal["auto", "plain", "recompute", "flex"]
+Backend = Literal["auto", "plain", "recompute", "flex", "quadratic"]
 
 
 def attend(
@@ -66,7 +68,8 @@ def attend(
         dropout: probability that an attention weight is dropped. Applied whenever it is > 0: pass 0 in evaluation.
         scale: factor of q k^T; `dim ** -0.5` by default.
         backend: `auto` chooses; `plain` is the formula, `recompute` the memory-saving path, `flex` compiles
-            PyTorch's flex_attention (made for CUDA; no dropout, and no backward on CPU).
+            PyTorch's flex_attention (made for CUDA; no dropout, and no backward on CPU), `quadratic` makes channels of
+            q and k of a quadratic bias (`conv`).
     """
     if not torch.compiler.is_compiling() and has_torch_function((q, k, v)):  # inside a tap, for example
         return handle_torch_function(
@@ -93,18 +96,26 @@ def _dispatch(
     mask: Tensor | None,
     dropout: float,
     softmax_scale: float,
-    backend: Backend,
+    backend: str,
 ) -> Tensor:
     """Returns attention by `backend`, `(batch, heads, queries, v_dim)`; `auto` chooses."""
     compiling, gradient = torch.compiler.is_compiling(), torch.is_grad_enabled()
     auto = backend == "auto"
     options: Any = {"mask": mask, "dropout": dropout, "softmax_scale": softmax_scale}
+    if auto and runs_on_gpu(q):
+        path = choose_gpu_path(call_facts(q, v, prior, mask, dropout, softmax_scale))
+        if path is GpuPath.FUSED:
+            return attend_fused(q, k, v, prior()[1], **options)
+        if path is not GpuPath.RECOMPUTE:
+            auto, backend = False, path.value
     if auto and (torch._C._are_functorch_transforms_active() or (compiling and not _operator_serves(q, dropout))):
         backend = "plain"
     if backend == "plain":
         return attend_plain(q, k, v, *prior(), **options)
     if backend == "flex":
-        return attend_flex(q, k, v, *prior(), **options)
+        return attend_flex(q, k, v, prior, **options)
+    if backend == "quadratic":
+        return attend_quadratic(q, k, v, prior, **options)
     if auto and not gradient:
         prior_scale, prior_bias = prior()  # cached between calls
         if prior_scale is None:

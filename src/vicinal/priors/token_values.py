@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
+from vicinal.priors.quadratic_bias import QuadraticBias
 
 if TYPE_CHECKING:
     from vicinal.priors.base import Prior
@@ -74,6 +75,10 @@ class PriorOnGrid:
     def values(self) -> ScaleBias:
         """Returns scale and bias over offsets, or over pairs of patches if `per_offset` is False."""
         return self.prior.values_on(self.grid)
+
+    def quadratic_bias(self) -> QuadraticBias | None:
+        """Returns the prior's own: offsets are in patches on every grid."""
+        return self.prior.quadratic_bias()
 
     def __call__(self) -> ScaleBias:
         """Returns scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
