@@ -5,6 +5,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from vicinal.attention.native import prepare_native
 from vicinal.priors import registry
 
 # `fixed` draws the same examples in every run; `--hypothesis-profile=random`, in make test-slow, searches for others.
@@ -26,10 +28,18 @@ providers._get_local_constants = providers.Constants
 # Processes that run tests side by side share the cores.
 torch.set_num_threads(max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
 os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())  # of processes that tests start
+# One cache for all processes that run tests, which stays for the next time and is not in the user's home: the native
+# library takes half a minute to build.
+os.environ.setdefault("VICINAL_CACHE", str(Path(__file__).parent / ".pytest_cache" / "vicinal"))
 
 
 def pytest_collection_finish() -> None:
-    """Makes garbage collections rarer, and spares them the hundreds of thousands of objects that imports made."""
+    """Makes garbage collections rarer, and spares them the hundreds of thousands of objects that imports made.
+
+    Loads the native library, as the first `attach` would: every test computes attention in the same way, whichever
+    tests ran before it.
+    """
+    prepare_native()
     gc.set_threshold(10_000, 10, 10)
     gc.collect()
     gc.freeze()

@@ -1,5 +1,6 @@
 """A run that was stopped or killed ends as one without interruption."""
 
+import json
 import os
 import signal
 
@@ -8,6 +9,8 @@ import torch
 
 import vicinal
 from small_runs import ALL, assert_same_run, config, die_at, weights
+from vicinal.attention.native import attention_path
+from vicinal.files import write_json
 from vicinal.training import train as loop
 from vicinal.training.config import ConfigError
 from vicinal.training.signals import Interrupted
@@ -52,6 +55,27 @@ def test_a_signal_ends_the_step_and_saves(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(loop, "train_step", real)
     assert_same_run(whole, vicinal.resume(tmp_path / "stopped"))
+
+
+def test_a_run_of_another_attention_path_goes_on_with_a_note(tmp_path, monkeypatch, capsys):
+    die_at(monkeypatch, [5, 9])
+    with pytest.raises(MemoryError):
+        vicinal.train(config(tmp_path / "run"))
+    with pytest.raises(MemoryError):
+        vicinal.resume(tmp_path / "run")
+    assert "attention was computed" not in capsys.readouterr().err
+
+    record = vicinal.Run(tmp_path / "run").environment
+    record["resumed"][-1]["attention"] = "native avx2 0123456789ab"
+    write_json(tmp_path / "run" / "environment.json", record)
+    run = vicinal.resume(tmp_path / "run")
+    notes = [line for line in capsys.readouterr().err.splitlines() if "attention was computed" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("note: attention was computed by native avx2 0123456789ab so far")
+    assert run.finished
+    assert run.environment["resumed"][-1]["attention"] == attention_path()
+    assert json.loads((run.folder / "results.json").read_text())["attention"] == attention_path()
+    assert "attention" not in run.results
 
 
 def test_a_damaged_checkpoint_is_skipped(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from torch import nn
 from vicinal.attachment.dry_run import inspect, verified
 from vicinal.attachment.position_inputs import find_position_inputs, remove_input_hooks, require_inputs
 from vicinal.attachment.subclass import PriorSite, WithPrior, add_prior, original_class, remove_prior
+from vicinal.attention.native import prepare_native_for
 from vicinal.cells import PairLayout
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
@@ -102,6 +103,7 @@ def attach(
         The modules that got a prior, and why others were left alone.
     """
     check_model(model)
+    prepare_native_for(model)  # before the modules are verified
     if inspection is None:
         inspection = inspect(model, img_size=img_size, example=example)
     elif inspection.runner.model is not uncompiled(model):

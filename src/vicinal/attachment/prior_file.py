@@ -12,6 +12,7 @@ from vicinal.attachment.attach import Attachment, add_priors, check_model, detac
 from vicinal.attachment.attached_priors import compare_sites, describe_site, get_priors, site_of, spec_of
 from vicinal.attachment.dry_run import verified
 from vicinal.attachment.subclass import WithPrior
+from vicinal.attention.native import prepare_native_for
 from vicinal.errors import VicinalError
 from vicinal.inspection.image_context import UNKNOWN
 from vicinal.inspection.model_inspection import Inspection, inspect_runner
@@ -159,6 +160,7 @@ def load_prior(model: nn.Module, file: str | Path, *, example: Example | None = 
     _require_module(model)
     model, file = unwrapped(model), Path(file)
     check_model(model)
+    prepare_native_for(model)
     stored, tensors = _read(file)
     if carried := list(get_priors(model)):
         raise VicinalError(f"{carried[0]} carries a prior already; vicinal.detach(model) first")

@@ -24,6 +24,7 @@ VERBS = {
     "priors": "list the spatial priors and their options, or draw them",
     "cost": "count parameters, MACs and memory of models with and without priors",
     "models": "list models, or survey which of them take a prior",
+    "doctor": "show versions, devices, caches, and how attention is computed here",
 }
 
 

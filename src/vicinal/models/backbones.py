@@ -12,6 +12,7 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from vicinal.attention.native import prepare_native_for
 from vicinal.errors import VicinalError
 from vicinal.image_size import height_and_width
 from vicinal.models.cait import Cait
@@ -139,6 +140,7 @@ class Backbone:
 
     def _make(self, prior: Priors, **arguments: Any) -> nn.Module:
         model = self.make(**{**self.shape, **arguments})
+        prepare_native_for(model)
         attach_priors(model, prior, (arguments["in_chans"], *arguments["img_size"]))
         return model
 

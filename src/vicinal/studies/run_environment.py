@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from vicinal.attention.native import attention_path, prepare_native
 from vicinal.training.device import find_device
-from vicinal.training.environment import ATTENTION_PATH
 from vicinal.training.run_folder import Run
 
 __all__ = ["RunEnvironment"]
@@ -32,7 +32,7 @@ class RunEnvironment:
 
     @classmethod
     def current(cls, threads: int, device: str) -> "RunEnvironment":
-        """Returns the environment of a run that would start now.
+        """Returns the environment of a run that would start now. Prepares the native library, which runs then find.
 
         Args:
             threads: of each run.
@@ -40,7 +40,9 @@ class RunEnvironment:
         """
         found = find_device(device)
         name = torch.cuda.get_device_name(found) if found.type == "cuda" else found.type
-        return cls(threads, name, ATTENTION_PATH, version("vicinal"), version("torch"))
+        if found.type == "cpu":
+            prepare_native()
+        return cls(threads, name, attention_path(found), version("vicinal"), version("torch"))
 
     @classmethod
     def of_record(cls, values: Mapping[str, Any]) -> "RunEnvironment":

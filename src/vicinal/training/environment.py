@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["describe_environment"]
+from vicinal.attention.native import attention_path
+from vicinal.attention.native.status import TORCH_PATH
 
-ATTENTION_PATH = "torch"
-"""How attention is computed: by operations of torch. Runs of another path differ in the last bits."""
+__all__ = ["PACKAGES", "describe_environment", "path_notes", "processor_name"]
+
 PACKAGES = ("vicinal", "torch", "torchvision", "timm", "accelerate", "datasets", "numpy", "pillow")
 
 
@@ -34,10 +36,10 @@ def describe_environment(device: torch.device, processes: int, seed: int) -> dic
         "command": shlex.join([Path(sys.argv[0]).name.replace("__main__.py", "vicinal"), *sys.argv[1:]]),
         "seed": seed,
         "device": str(device),
-        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name(),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         "processes": processes,
         "threads": torch.get_num_threads(),
-        "attention": ATTENTION_PATH,
+        "attention": attention_path(device),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -46,7 +48,25 @@ def describe_environment(device: torch.device, processes: int, seed: int) -> dic
     }
 
 
-def _processor_name() -> str:
+def path_notes(record: Mapping[str, Any], attention: str) -> list[str]:
+    """Returns a note if a run that is resumed computed attention in another way so far; else nothing.
+
+    Args:
+        record: its `environment.json`. That of an earlier version has no attention path: there was only torch's.
+        attention: the path that it is resumed with.
+    """
+    before = [record, *record.get("resumed", [])][-1].get("attention", TORCH_PATH)
+    if before == attention:
+        return []
+    remedy = "; VICINAL_NATIVE=0 continues with torch's" if before == TORCH_PATH else ""
+    return [
+        f"attention was computed by {before} so far and is by {attention} now: the last bits of the result will differ "
+        f"from those of a run without interruption{remedy}"
+    ]
+
+
+def processor_name() -> str:
+    """Returns the name of the CPU, or its architecture where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

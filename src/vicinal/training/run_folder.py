@@ -25,10 +25,11 @@ from vicinal.training.failure import FAILURE_FILE, read_failure
 from vicinal.training.model_path import MODEL_CONFIG, load, no_such_run
 from vicinal.training.prior_history import PRIORS_FILE, PriorHistory, read_history
 
-__all__ = ["METRICS_FILE", "RESULTS_FILE", "Run", "with_absolute_paths"]
+__all__ = ["ATTENTION_KEY", "METRICS_FILE", "RESULTS_FILE", "Run", "with_absolute_paths"]
 
 CONFIG_FILE, ENVIRONMENT_FILE = "config.yaml", "environment.json"
 METRICS_FILE, RESULTS_FILE = "metrics.csv", "results.json"
+ATTENTION_KEY = "attention"  # of results.json, beside the splits
 CHANGED_RULES = (
     "the learning rate reaches lr after the warm-up, the last partial batch of an epoch is kept, the moving average "
     "has no warm-up, and all of a prior and of relative positions is undecayed"
@@ -172,6 +173,7 @@ class Run:
             return None
         with _readable(file):
             results = dict(json.loads(file.read_text()))
+            results.pop(ATTENTION_KEY, None)
             if not all(
                 isinstance(split, dict) and isinstance(split.get("top1"), float | int) for split in results.values()
             ):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from accelerate.utils import broadcast_object_list
 
+from vicinal.attention.native import attention_path, prepare_native
 from vicinal.data import DataRecord
 from vicinal.files import write_json
 from vicinal.models import save
@@ -25,14 +26,14 @@ from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
 from vicinal.training.cpu_memory import keep_freed_memory
 from vicinal.training.device import find_device
 from vicinal.training.divergence import divergence_error
-from vicinal.training.environment import describe_environment
+from vicinal.training.environment import describe_environment, path_notes
 from vicinal.training.evaluate import Evaluation, evaluate
 from vicinal.training.header import run_header
 from vicinal.training.logger import NullLogger, RunLogger
 from vicinal.training.loss_buffer import LossBuffer
 from vicinal.training.model_path import MODEL_CONFIG
 from vicinal.training.predictions_file import write_predictions
-from vicinal.training.run_folder import RESULTS_FILE, Run, with_absolute_paths
+from vicinal.training.run_folder import ATTENTION_KEY, RESULTS_FILE, Run, with_absolute_paths
 from vicinal.training.setup import TrainState, prepare
 from vicinal.training.signals import Interrupted, StopSignals
 from vicinal.training.timer import Timer
@@ -119,6 +120,8 @@ def _train(config: TrainConfig, run: Run | None) -> Run:
     """Trains a new run, or `run` from its last checkpoint. Returns the run."""
     # Set up devices, data, model and optimizer.
     accelerator = make_accelerator(config)
+    if accelerator.device.type == "cpu":
+        prepare_native()
     is_main = accelerator.is_main_process
     state = prepare(config, accelerator)
     length = state.length
@@ -187,7 +190,8 @@ def _finish(state: TrainState, config: TrainConfig, progress: Progress, run: Run
         logger.log_results(results)
         write_predictions(run.folder, evaluated, state.class_names)
         _save_model(state, config, run.folder)
-        write_json(run.folder / RESULTS_FILE, results)
+        attention = attention_path(state.accelerator.device)
+        write_json(run.folder / RESULTS_FILE, {**results, ATTENTION_KEY: attention})
 
 
 def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[Run, Progress]:
@@ -198,6 +202,7 @@ def _open_run(config: TrainConfig, run: Run | None, state: TrainState) -> tuple[
     if run is not None:
         run.check_data(data, config.dataset)
         progress = load_checkpoint(run.folder, state)
+        state.notes += path_notes(run.environment, environment["attention"])
         if accelerator.is_main_process:
             run.note_resumed(environment, config)
         return run, progress

@@ -7,6 +7,15 @@ from vicinal.attention.native.library import (
     native_ready,
     native_status,
     prepare_native,
+    prepare_native_for,
 )
 
-__all__ = ["NativeState", "NativeStatus", "attention_path", "native_ready", "native_status", "prepare_native"]
+__all__ = [
+    "NativeState",
+    "NativeStatus",
+    "attention_path",
+    "native_ready",
+    "native_status",
+    "prepare_native",
+    "prepare_native_for",
+]

@@ -18,8 +18,8 @@ from vicinal.attention.native.build import BuildError, BuildPlan
 from vicinal.attention.native.compiler import NoCompiler, find_compiler
 from vicinal.attention.native.cpu_features import runnable_variants
 from vicinal.attention.native.library_cache import LibraryCache
-from vicinal.attention.native.setting import VARIABLE, chosen_variant, setting_value, variant_names
 from vicinal.attention.native.status import TORCH_PATH, NativeState, NativeStatus
+from vicinal.attention.native.variant_choice import VARIABLE, chosen_variant, setting_value, variant_names
 
 __all__ = [
     "NativeState",
