@@ -5,7 +5,8 @@ import torch
 
 from attention_helpers import assert_all_close, gradients, inputs
 from vicinal import Grid, attend, build_prior
-from vicinal.attention import chunks, operator_arguments
+from vicinal.attention import chunks
+from vicinal.attention.compile_op import operator_arguments
 
 
 @pytest.mark.parametrize("spec", ["gmm:init=spread", "conv", "gmm:init=spread+gab"])

@@ -5,7 +5,8 @@ import torch
 
 from attention_helpers import assert_all_close, gradients
 from vicinal import Grid, VicinalError, attend
-from vicinal.attention import attention_weights, chunks, operator_arguments
+from vicinal.attention import attention_weights, chunks
+from vicinal.attention.compile_op import operator_arguments
 from vicinal.attention.recompute import RecomputedAttention
 
 QUERIES, KEYS = Grid(6, 4, prefix=1), Grid(3, 2, prefix=1)  # a key is the mean of 2 x 2 patches

@@ -197,7 +197,7 @@ def attend_in_order(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Returns `attend` for tokens in another order than the prior's grid: they are put in order, and back.
+    """Returns `attend` for tokens in another order than the prior's grid, in the module's order.
 
     Args:
         placed: the prior, and the order of the tokens.
@@ -208,12 +208,8 @@ def attend_in_order(
         dropout: as for `attend`.
         scale: as for `attend`.
     """
-    prior, order, position = placed
-    if order is None or position is None:
-        return attend(q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale)
-    q, k, v = (x.index_select(-2, order) for x in (q, k, v))
-    out = attend(q, k, v, prior=prior, mask=ordered_mask(mask, order), dropout=dropout, scale=scale)
-    return out.index_select(-2, position)
+    prior, order, _ = placed
+    return attend(q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale, order=order)
 
 
 def weights_in_order(placed: PlacedTokens, q: Tensor, k: Tensor, *, mask: Tensor | None = None) -> Tensor:

@@ -1,5 +1,7 @@
 """`attend`: checks its arguments and chooses the path that computes attention under a prior.
 
+On a CPU the native kernels (native/) compute all of it, where they are built; elsewhere:
+
 - Without a gradient of the prior, a bias is the `attn_mask` of `F.scaled_dot_product_attention` (fused.py). In
   inference a prior over tokens is cached between calls.
 - In training, `RecomputedAttention` (recompute.py) keeps q, k, v and the prior's table for backward: (2h-1)(2w-1)
@@ -18,23 +20,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
+from vicinal.attention.call_checks import check_call, repeats
 from vicinal.attention.chunks import CPU_CHUNK_LOGITS
 from vicinal.attention.compile_op import recomputed_attention
 from vicinal.attention.flex import attend_flex
 from vicinal.attention.fused import attend_fused
-from vicinal.attention.per_image import PriorPerImage
-from vicinal.attention.placed_prior import PlacedPrior, token_counts
+from vicinal.attention.gpu_path import GpuPath, call_facts, choose_gpu_path, runs_on_gpu
+from vicinal.attention.native.path import attend_native, native_serves
+from vicinal.attention.per_image import PriorPerImage, ordered_mask
+from vicinal.attention.placed_prior import PlacedPrior
 from vicinal.attention.precision import additive_mask, makes_tiny_weights, softmax_dtype
+from vicinal.attention.quadratic import attend_quadratic
 from vicinal.attention.recompute import RecomputedAttention, Settings
 from vicinal.attention.reference import attend_plain
 from vicinal.errors import VicinalError, unknown_name
-from vicinal.grid import Grid
 from vicinal.priors.base import Prior
 from vicinal.priors.full_precision import autocasting, full_precision
 
 __all__ = ["Backend", "attend"]
 
-Backend = Literal["auto", "plain", "recompute", "flex"]
+Backend = Literal["auto", "plain", "recompute", "flex", "quadratic", "native"]
 
 
 def attend(
@@ -47,6 +52,7 @@ def attend(
     dropout: float = 0,  # of 0.0 `torch.compile(dynamic=True)` makes a symbol, and compiles again when it is compared
     scale: float | None = None,
     backend: Backend = "auto",
+    order: Tensor | None = None,
 ) -> Tensor:
     """Returns attention under a prior, `softmax(prior(q k^T * scale) + mask) v`: `(batch, heads, queries, v_dim)`.
 
@@ -62,27 +68,64 @@ def attend(
         v: values, `(batch, heads, keys, v_dim)`.
         prior: multiplies the logits by its scale and adds its bias; None for plain attention.
         mask: True where a query attends to a key, or numbers to add to the logits; broadcasts to
-            `(batch, heads, queries, keys)`.
+            `(batch, heads, queries, keys)`. One for fewer images, `(windows, heads or 1, queries, keys)`, repeats over
+            the batch.
         dropout: probability that an attention weight is dropped. Applied whenever it is > 0: pass 0 in evaluation.
         scale: factor of q k^T; `dim ** -0.5` by default.
         backend: `auto` chooses; `plain` is the formula, `recompute` the memory-saving path, `flex` compiles
-            PyTorch's flex_attention (made for CUDA; no dropout, and no backward on CPU).
+            PyTorch's flex_attention (made for CUDA; no dropout, and no backward on CPU), `quadratic` makes channels of
+            q and k of a quadratic bias (`conv`), `native` are the kernels for CPUs.
+        order: token at each position of the prior's grid, `(tokens,)`; None if tokens are in that order.
     """
     if not torch.compiler.is_compiling() and has_torch_function((q, k, v)):  # inside a tap, for example
-        return handle_torch_function(
-            attend, (q, k, v), q, k, v, prior=prior, mask=mask, dropout=dropout, scale=scale, backend=backend
-        )
-    if prior is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        options: Any = {"prior": prior, "dropout": dropout, "scale": scale, "backend": backend}
+        if order is None:
+            return handle_torch_function(attend, (q, k, v), q, k, v, mask=mask, **options)
+        return _attend_ordered(q, k, v, order, mask, options)
+    if backend not in get_args(Backend):
+        raise unknown_name("backend", backend, get_args(Backend))
     if isinstance(prior, PriorPerImage):
-        options: Any = {"dropout": dropout, "scale": scale, "backend": backend}
+        options = {"dropout": dropout, "scale": scale, "backend": backend}
         groups = prior.split(q, k, v, mask)
         return prior.join([attend(*qkv, prior=placed, mask=its_mask, **options) for placed, *qkv, its_mask in groups])
-    _check(q, k, v, prior, mask, dropout, backend)
+    if prior is None and not _native_without_prior(q, k, v, dropout, backend):
+        mask = _repeated(mask, q)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    check_call(q, k, v, prior, mask, dropout)
     if autocasting(q.device):  # as scaled_dot_product_attention does
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    softmax_scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(q.device):
-        return _dispatch(q, k, v, prior, mask, dropout, q.shape[-1] ** -0.5 if scale is None else scale, backend)
+        if backend in ("auto", "native") and native_serves(q, k, v, dropout=dropout):
+            options = {"mask": mask, "dropout": dropout, "softmax_scale": softmax_scale, "order": order}
+            return attend_native(q, k, v, prior, **options)
+        if backend == "native":
+            raise VicinalError("backend='native' is not available for this call; `vicinal doctor` says what is built")
+        assert prior is not None
+        if order is not None:
+            return _attend_ordered(q, k, v, order, mask, {"prior": prior, "dropout": dropout, "scale": scale})
+        return _dispatch(q, k, v, prior, _repeated(mask, q), dropout, softmax_scale, backend)
+
+
+def _native_without_prior(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: str) -> bool:
+    """Returns whether the native kernels serve attention without a prior, which can have other shapes than theirs."""
+    if backend == "native":
+        return True
+    same = q.dim() == k.dim() == v.dim() == 4 and q.shape[:2] == k.shape[:2] == v.shape[:2]
+    return backend == "auto" and same and native_serves(q, k, v, dropout=dropout)
+
+
+def _attend_ordered(
+    q: Tensor, k: Tensor, v: Tensor, order: Tensor, mask: Tensor | None, options: dict[str, Any]
+) -> Tensor:
+    """Returns `attend` of tokens that are put in the order of the prior's grid, and back: `(..., tokens, v_dim)`."""
+    q, k, v = (x.index_select(-2, order) for x in (q, k, v))
+    return attend(q, k, v, mask=ordered_mask(mask, order), **options).index_select(-2, order.argsort())
+
+
+def _repeated(mask: Tensor | None, q: Tensor) -> Tensor | None:
+    """Returns a mask for all images of `q`."""
+    return mask.repeat(len(q) // len(mask), 1, 1, 1) if mask is not None and repeats(mask, q) else mask
 
 
 def _dispatch(
@@ -93,18 +136,26 @@ def _dispatch(
     mask: Tensor | None,
     dropout: float,
     softmax_scale: float,
-    backend: Backend,
+    backend: str,
 ) -> Tensor:
     """Returns attention by `backend`, `(batch, heads, queries, v_dim)`; `auto` chooses."""
     compiling, gradient = torch.compiler.is_compiling(), torch.is_grad_enabled()
     auto = backend == "auto"
     options: Any = {"mask": mask, "dropout": dropout, "softmax_scale": softmax_scale}
+    if auto and runs_on_gpu(q):
+        path = choose_gpu_path(call_facts(q, v, prior, mask, dropout, softmax_scale))
+        if path is GpuPath.FUSED:
+            return attend_fused(q, k, v, prior()[1], **options)
+        if path is not GpuPath.RECOMPUTE:
+            auto, backend = False, path.value
     if auto and (torch._C._are_functorch_transforms_active() or (compiling and not _operator_serves(q, dropout))):
         backend = "plain"
     if backend == "plain":
         return attend_plain(q, k, v, *prior(), **options)
     if backend == "flex":
-        return attend_flex(q, k, v, *prior(), **options)
+        return attend_flex(q, k, v, prior, **options)
+    if backend == "quadratic":
+        return attend_quadratic(q, k, v, prior, **options)
     if auto and not gradient:
         prior_scale, prior_bias = prior()  # cached between calls
         if prior_scale is None:
@@ -131,60 +182,3 @@ def _dispatch(
 def _operator_serves(q: Tensor, dropout: float) -> bool:
     """Returns whether a compiled model calls the operator and does not trace the formula: when training on a CPU."""
     return torch.is_grad_enabled() and not torch.compiler.is_exporting() and q.device.type == "cpu" and not dropout
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    prior: Prior | PlacedPrior,
-    mask: Tensor | None,
-    dropout: float,
-    backend: str,
-) -> None:
-    # Shapes become text only where they are wrong: text of a symbolic size makes it a constant of the compiled graph.
-    if not q.dim() == k.dim() == v.dim() == 4 or k.shape[:2] != q.shape[:2] or k.shape[3] != q.shape[3]:
-        raise VicinalError(f"attend takes q, k and v as (batch, heads, tokens, dim) alike, given {_shapes(q, k, v)}")
-    if v.shape[:3] != k.shape[:3]:
-        raise VicinalError(f"v must have the batch, heads and tokens of k, given {_shapes(q, k, v)}")
-    if q.shape[1] != prior.heads:
-        raise VicinalError(f"the prior is for {prior.heads} heads, given {q.shape[1]}; {_shapes(q, k, v)}")
-    queries, keys = token_counts(prior)
-    if q.shape[2] != queries:
-        raise _wrong_tokens("queries", q.shape[2], queries, prior.grid, _shapes(q, k, v))
-    if k.shape[2] != keys:
-        raise _wrong_tokens("keys", k.shape[2], keys, prior.grid, _shapes(q, k, v))
-    if not q.dtype.is_floating_point or not q.device == k.device == v.device == (prior.device or q.device):
-        devices = ", ".join(f"{name} {x.device}" for name, x in (("q", q), ("k", k), ("v", v), ("prior", prior)))
-        raise VicinalError(f"attend takes floating-point numbers on one device, given {q.dtype}; {devices}")
-    if not 0.0 <= dropout < 1.0:
-        raise VicinalError(f"dropout is a probability in [0, 1), given {dropout}")
-    if backend not in get_args(Backend):
-        raise unknown_name("backend", backend, get_args(Backend))
-    if mask is not None:
-        wanted = (*q.shape[:3], k.shape[2])
-        sizes = zip(reversed(mask.shape), reversed(wanted), strict=False)
-        fits = mask.dim() <= 4 and all(given == 1 or given == size for given, size in sizes)
-        if not fits:
-            raise VicinalError(
-                f"mask must broadcast to (batch, heads, queries, keys) = {wanted}, given {tuple(mask.shape)}"
-            )
-
-
-def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Returns the shapes of q, k and v as text."""
-    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-
-
-def _wrong_tokens(side: str, given: int, expected: int, grid: Grid | None, shapes: str) -> VicinalError:
-    """Returns the error for another number of queries or keys (`side`) than that of the prior."""
-    if grid is None:
-        return VicinalError(f"the prior is for {expected} {side}, given {given}; {shapes}")
-    if grid.prefix >= given:
-        return VicinalError(
-            f"the prior's {grid.prefix} prefix tokens leave no patch in {given} tokens ({side}); {shapes}"
-        )
-    return VicinalError(
-        f"the prior is for {expected} tokens ({grid}), given {given} {side}; {shapes}. "
-        "Another image size needs prior.resize(grid)"
-    )

@@ -6,7 +6,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vicinal.attention import attend, attention_weights, operator_arguments, recomputed_attention
+from vicinal.attention import attend, attention_weights
+from vicinal.attention.compiled_call import compiled_call
 from vicinal.attention.multi_head import multi_head
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.inspection.attention_mode import AttentionMode, FusedCall, Operation
@@ -248,10 +249,8 @@ class _Reader(AttentionMode):
     def on_other(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Reads what `attend` is under `torch.compile`."""
         result = func(*args, **kwargs)
-        if func is recomputed_attention:
-            given = operator_arguments(args)
-            scale = given.settings.softmax_scale
-            self._compute(given.q, given.k, prior=self.prior, mask=given.mask, scale=scale)
+        if (call := compiled_call(func, args)) is not None:
+            self._compute(call.q, call.k, prior=call.prior, mask=call.mask, scale=call.scale)
         return result
 
     def on_multi_head(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.formula import formula_at, formula_on, table_stretch
 from vicinal.priors.full_precision import full_precision, zero_tiny_factors
+from vicinal.priors.quadratic_bias import QuadraticBias, formula_is_older
 from vicinal.priors.token_values import PriorOnGrid, PriorOnPairs, ScaleBias, TokenCache, TokenPairs
 
 __all__ = ["Prior", "ScaleBias", "Values"]
@@ -68,6 +69,8 @@ class Prior(nn.Module):
             return getattr(cls, name) is not getattr(Prior, name)
 
         cls.without_formula = frozenset(x for x in ("scale", "bias") if overrides(x) and not overrides(f"{x}_at"))
+        if not formula_is_older(cls):
+            cls.quadratic_bias = Prior.quadratic_bias  # type: ignore[method-assign]
 
     def __init__(self, heads: int, grid: Grid, layer: int = 0, depth: int = 1) -> None:
         super().__init__()
@@ -121,6 +124,10 @@ class Prior(nn.Module):
         """Returns the terms added to the logits by the prior's formula, as `scale_at`; None for 0."""
         return None
 
+    def quadratic_bias(self) -> QuadraticBias | None:
+        """Returns the bias as coefficients, if it is quadratic in the offset and there is no scale; else None."""
+        return None
+
     def scale(self) -> Tensor | None:
         """Returns the factors of the logits; None for 1.
 
@@ -143,6 +150,10 @@ class Prior(nn.Module):
         """
         with full_precision(self.device or torch.device("cpu")):
             return self._for_every_head(self.scale(), self.bias())
+
+    def cached_values(self) -> ScaleBias:
+        """Returns `values()`, cached in inference."""
+        return self.on(self.grid).cached_values()
 
     def at(self, offsets: Tensor, grid: Grid | None = None) -> ScaleBias:
         """Returns scale and bias at any offsets, each `(heads, *shape)` or None.

@@ -6,6 +6,7 @@ Scales multiply Q K^T and biases are added after all of them, as in their papers
 """
 
 import functools
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior, ScaleBias
+from vicinal.priors.quadratic_bias import QuadraticBias
 
 __all__ = ["Composition"]
 
@@ -51,6 +53,12 @@ class Composition(Prior):
     def at(self, offsets: Tensor, grid: Grid | None = None) -> ScaleBias:
         """Returns the product of the parts' scales and the sum of their biases at any offsets."""
         return _combine([part.at(offsets, grid) for part in self._priors()])
+
+    def quadratic_bias(self) -> QuadraticBias | None:
+        """Returns the sum of the parts' coefficients; None if a part is not a quadratic bias."""
+        biases = [part.quadratic_bias() for part in self._priors()]
+        quadratic = [bias for bias in biases if bias is not None]
+        return functools.reduce(operator.add, quadratic) if len(quadratic) == len(biases) else None
 
     def _priors(self) -> list[Prior]:
         return [part for part in self.parts if isinstance(part, Prior)]

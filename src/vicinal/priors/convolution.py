@@ -15,6 +15,7 @@ from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, initial_values
 from vicinal.priors.full_precision import widen
+from vicinal.priors.quadratic_bias import QuadraticBias
 from vicinal.priors.spec import current_options
 
 __all__ = ["Convolution"]
@@ -71,6 +72,10 @@ class Convolution(Prior):
         row, column = self.mu[:, :, None, None].unbind(1)
         distance = (rows - row).square() + (columns - column).square()
         return -distance / (2 * (self.sigma.square() + EPSILON))[:, None, None]
+
+    def quadratic_bias(self) -> QuadraticBias:
+        """Returns the coefficients of B_h."""
+        return QuadraticBias.window(0.5 / (self.sigma.square() + EPSILON), self.mu)
 
     def _carry(self, before: Grid, rescale: bool) -> None:
         if rescale:

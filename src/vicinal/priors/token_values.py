@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
+from vicinal.priors.quadratic_bias import QuadraticBias
 
 if TYPE_CHECKING:
     from vicinal.priors.base import Prior
@@ -75,6 +76,15 @@ class PriorOnGrid:
         """Returns scale and bias over offsets, or over pairs of patches if `per_offset` is False."""
         return self.prior.values_on(self.grid)
 
+    def cached_values(self) -> ScaleBias:
+        """Returns `values()`, cached in inference."""
+        rows, columns = self.grid.table_shape if self.per_offset else (self.grid.patches, self.grid.patches)
+        return self.prior._cache.get(self.prior, ("values", self.grid), rows * columns, self.values)
+
+    def quadratic_bias(self) -> QuadraticBias | None:
+        """Returns the prior's own: offsets are in patches on every grid."""
+        return self.prior.quadratic_bias()
+
     def __call__(self) -> ScaleBias:
         """Returns scale and bias over tokens, each `(heads, tokens, tokens)` or None; 1 and 0 with a prefix token."""
         return self.prior._cache.get(self.prior, self.grid, self.grid.tokens**2, self._over_tokens)
@@ -117,6 +127,10 @@ class PriorOnPairs:
             None if scale is None else F.pad(scale, (0, 1), value=1.0)[:, index],
             None if bias is None else F.pad(bias, (0, 1), value=0.0)[:, index],
         )
+
+    def cached_values(self) -> ScaleBias:
+        """Returns `values()`, cached in inference."""
+        return self()
 
     def __call__(self) -> ScaleBias:
         """Returns `values()`, cached in inference."""

@@ -1,7 +1,7 @@
-"""The native kernels for autograd and for `torch.compile`: attention of q, k and v, or of their projection in one piece.
+"""The native kernels for autograd and for `torch.compile`: attention of q, k and v, or of their projection.
 
-Eager calls go through an `autograd.Function`, which costs less than the dispatcher's autograd. A compiled graph calls the
-operators `vicinal::native_attention` and `vicinal::native_attention_packed`.
+Eager calls go through an `autograd.Function`, which costs less than the dispatcher's autograd. A compiled graph calls
+the operators `vicinal::native_attention` and `vicinal::native_attention_packed`.
 
 Results are in the layout of the next projection: out is `(batch, queries, heads, v_dim)` in memory, gradients of q, k
 and v are `(batch, tokens, heads, dim)`. Kept for backward are the inputs, and two numbers for each query: its largest
@@ -17,7 +17,13 @@ from torch.autograd.function import once_differentiable
 
 from vicinal.attention.recompute import Settings
 
-__all__ = ["NativeArguments", "native_attention", "native_attention_packed", "native_operator_arguments"]
+__all__ = [
+    "NATIVE_OPERATORS",
+    "NativeArguments",
+    "native_attention",
+    "native_attention_packed",
+    "native_operator_arguments",
+]
 
 
 class NativeArguments(NamedTuple):
@@ -40,10 +46,11 @@ class NativeArguments(NamedTuple):
 
 def native_attention(q: Tensor, k: Tensor, v: Tensor, given: NativeArguments) -> Tensor:
     """Returns attention, `(batch, heads, queries, v_dim)`, as a view of `(batch, queries, heads, v_dim)`."""
+    out: Tensor
     if torch.compiler.is_compiling():
         out = torch.ops.vicinal.native_attention(q, k, v, *given.flat, True)[0]
     elif _needs_gradient(q, k, v, *given[:3]):
-        out = _Attention.apply(q, k, v, *given.flat)
+        out = _Attention.apply(q, k, v, *given.flat)  # type: ignore[no-untyped-call]
     else:
         out = torch.ops.vicinal_native.forward.default(q, k, v, *given.flat, False)[0]
     return out.transpose(1, 2)
@@ -51,10 +58,11 @@ def native_attention(q: Tensor, k: Tensor, v: Tensor, given: NativeArguments) ->
 
 def native_attention_packed(qkv: Tensor, heads: int, given: NativeArguments) -> Tensor:
     """Returns attention, `(batch, tokens, heads * dim)`, of a projection `(batch, tokens, 3 * heads * dim)`."""
+    out: Tensor
     if torch.compiler.is_compiling():
         out = torch.ops.vicinal.native_attention_packed(qkv, heads, *given.flat, True)[0]
     elif _needs_gradient(qkv, *given[:3]):
-        out = _PackedAttention.apply(qkv, heads, *given.flat)
+        out = _PackedAttention.apply(qkv, heads, *given.flat)  # type: ignore[no-untyped-call]
     else:
         out = torch.ops.vicinal_native.forward_packed.default(qkv, heads, *given.flat, False)[0]
     return out.flatten(2)
@@ -126,8 +134,8 @@ _OPTIONS = (
 _library = torch.library.Library("vicinal", "FRAGMENT")
 _library.define(f"native_attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}, bool training) -> (Tensor, Tensor)")
 _library.define(
-    f"native_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor norms, {_OPTIONS}, bool[] wanted) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    f"native_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor norms, {_OPTIONS}, "
+    "bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(f"native_attention_packed(Tensor qkv, SymInt heads, {_OPTIONS}, bool training) -> (Tensor, Tensor)")
 _library.define(
@@ -145,7 +153,8 @@ def native_operator_arguments(func: Any, args: Sequence[Any]) -> tuple[Tensor, T
 
 
 def _arguments(args: Sequence[Any]) -> NativeArguments:
-    return NativeArguments(*args[:4], Settings(*args[4 : 4 + len(Settings._fields)]))
+    scale, bias, mask, order, *settings = args[: 4 + len(Settings._fields)]
+    return NativeArguments(scale, bias, mask, order, Settings(*settings))
 
 
 def _compute_dtype(x: Tensor) -> torch.dtype:
@@ -223,3 +232,6 @@ torch.library.register_autograd("vicinal::native_attention", _autograd, setup_co
 torch.library.register_autograd(
     "vicinal::native_attention_packed", _autograd_packed, setup_context=_setup_packed, lib=_library
 )
+
+NATIVE_OPERATORS = (torch.ops.vicinal.native_attention, torch.ops.vicinal.native_attention_packed)
+"""What a compiled graph calls."""
