@@ -1,5 +1,7 @@
 """Every test here has a process whose library is not prepared, sources of its own, and an empty cache."""
 
+import shutil
+import sys
 import types
 
 import pytest
@@ -12,6 +14,8 @@ from vicinal.attention.native import library
 @pytest.fixture
 def unprepared(tmp_path, monkeypatch):
     """Returns a folder with `source`, a counting compiler and an empty `cache`; libraries are not loaded."""
+    if not sys.platform.startswith("linux") or shutil.which("g++") is None:
+        pytest.skip("builds need Linux and g++")
     monkeypatch.setattr(library, "SOURCE", write_sources(tmp_path / "source"))
     forget(monkeypatch)
     monkeypatch.setattr(library, "_load", lambda file: None)

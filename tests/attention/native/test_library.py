@@ -2,6 +2,7 @@
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -50,6 +51,14 @@ def test_the_library_is_built_once_and_ready_then(unprepared, capsys):
     assert prepare_native() is native_status() is status
     assert compiled(unprepared) == OBJECTS
     assert said(capsys) == []
+
+
+def test_several_threads_at_once_build_once(unprepared, capsys):
+    with ThreadPoolExecutor(4) as pool:
+        statuses = list(pool.map(lambda _: prepare_native(), range(8)))
+    assert {id(status) for status in statuses} == {id(native_status())}
+    assert compiled(unprepared) == OBJECTS
+    assert len(said(capsys)) == 1
 
 
 def test_records_name_variant_and_digest_on_a_cpu_only(unprepared):
