@@ -22,9 +22,15 @@ def test_equals_the_formula_by_hand(spec, gradient, backend):
         torch.testing.assert_close(out.double(), by_hand(q, k, v, prior, **options), atol=1e-5, rtol=1e-5)
 
 
-def test_no_prior_is_sdpa():
-    q, k, v = inputs(Grid(2, 2))
-    assert torch.equal(attend(q, k, v, scale=0.3), F.scaled_dot_product_attention(q, k, v, scale=0.3))
+def test_no_prior_is_attention_of_torch():
+    q, k, v = inputs(Grid(2, 2), dtype=torch.float64)
+    truth = F.scaled_dot_product_attention(q, k, v, scale=0.3)
+    torch.testing.assert_close(attend(q, k, v, scale=0.3), truth, atol=1e-14, rtol=0)
+
+
+def test_no_prior_on_shapes_of_sdpa_alone():
+    q, k, v = torch.randn(5, 4), torch.randn(7, 4), torch.randn(7, 3)
+    torch.testing.assert_close(attend(q, k, v), F.scaled_dot_product_attention(q, k, v))
 
 
 def test_an_empty_batch_gives_an_empty_result():

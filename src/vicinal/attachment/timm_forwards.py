@@ -93,7 +93,8 @@ def relative_table(flat: Tensor, window: Grid) -> Tensor:
 
 def with_table(prior: PlacedPrior, table: Tensor) -> PlacedPrior:
     """Returns a prior over offsets with a table that the module adds itself, `(heads, 2h-1, 2w-1)`, in its bias."""
-    scale, bias = prior.values() if torch.is_grad_enabled() else prior.cached_values()
+    values = prior.values if torch.is_grad_enabled() else getattr(prior, "cached_values", prior.values)
+    scale, bias = values()
     table = widen(table)
     pair = scale, table if bias is None else bias + table
     return GivenPrior(pair, prior.heads, prior.queries, prior.keys, prior.grid, prior.per_offset)

@@ -31,10 +31,6 @@ class GivenPrior:
         """Returns the values."""
         return self.pair
 
-    def cached_values(self) -> ScaleBias:
-        """Returns the values."""
-        return self.pair
-
     def quadratic_bias(self) -> None:
         """Returns None: given values are not a formula."""
 

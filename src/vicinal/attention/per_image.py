@@ -62,10 +62,6 @@ class PriorPerImage:
         scale, bias = (self._in_batch_order(kept) if kept else None for kept in found)
         return scale, bias
 
-    def cached_values(self) -> ScaleBias:
-        """Returns `values()`."""
-        return self.values()
-
     def __call__(self) -> ScaleBias:
         """Returns `values()`."""
         return self.values()

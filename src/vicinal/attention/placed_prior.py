@@ -48,9 +48,6 @@ class PlacedPrior(Protocol):
         a grid, `(heads, queries, keys)` over pairs of tokens, with 1 and 0 where a token has no place.
         """
 
-    def cached_values(self) -> ScaleBias:
-        """Returns `values()`, cached in inference."""
-
     def __call__(self) -> ScaleBias:
         """Returns scale and bias over pairs of tokens, each `(heads, queries, keys)` or None; cached in inference."""
 

@@ -78,7 +78,8 @@ def _arguments(
     per_offset = False
     if prior is not None:
         # In inference of one image, to compute the values takes longer than attention.
-        scale, bias = prior.values() if torch.is_grad_enabled() else prior.cached_values()
+        values = prior.values if torch.is_grad_enabled() else getattr(prior, "cached_values", prior.values)
+        scale, bias = values()
         grid, per_offset = prior.grid, prior.per_offset
     if mask is not None:
         mask = additive_mask(mask, softmax_dtype(x.dtype))

@@ -9,7 +9,7 @@ namespace {
 using vicinal::Kernels;
 
 constexpr int64_t BLOCK_BYTES = 96 * 1024;  // of logits at a time: with the weights and gradients of backward, half of L2
-constexpr int64_t SHORT_SUM = 256;          // as many gradients are added in the compute type, and then in double
+constexpr int64_t SHORT_SUM = 64;           // as many gradients are added in the compute type, and then in double
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 

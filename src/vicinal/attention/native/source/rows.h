@@ -127,11 +127,15 @@ __attribute__((noinline)) void row_backward(const Call& c, int64_t query, const 
   const T factor = static_cast<T>(c.factor);
   T *const products = rows.products, *const weights = rows.weights, *const gradient = rows.gradient;
   T *const d_scale = rows.d_scale, *const d_bias = rows.d_bias;
-  Vec<T> total{};
+  Vec<T> total{}, weight{};
   if (rows.ready) {
     for (int64_t j = 0; j < c.keys; j += L) {
-      const Vec<T> y = load(weights + j) * load(gradient + j);
-      total += c.keys - j < L ? (first<T>(c.keys - j) ? y : Vec<T>{}) : y;
+      Vec<T> y = load(weights + j), term = y * load(gradient + j);
+      if (c.keys - j < L) {
+        const Int<T> inside = first<T>(c.keys - j);
+        y = inside ? y : Vec<T>{}, term = inside ? term : Vec<T>{};
+      }
+      total += term, weight += y;
     }
   } else {
     over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
@@ -141,11 +145,12 @@ __attribute__((noinline)) void row_backward(const Call& c, int64_t query, const 
         const Int<T> inside = first<T>(left);
         y = inside ? y : Vec<T>{}, term = inside ? term : Vec<T>{};
       }
-      total += term;
+      total += term, weight += y;
       store(weights + key, y);
     });
   }
-  const T mean = sum<T>(total);
+  // Divided by the weights as they were rounded, so that gradients of the logits of a query add up to 0.
+  const T mean = sum<T>(total) / sum<T>(weight);
   if (rows.d_mask) add_row<T>(c.keys, weights, gradient, mean, rows.d_mask);
   over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
     const Vec<T> before = load(gradient + key);
