@@ -279,7 +279,7 @@ def add_prior(module: nn.Module, prior: Prior, site: PriorSite, layout: Layout, 
     module.prior_pairs = TokenPairs(layout.offsets) if isinstance(layout, PairLayout) else None  # type: ignore[assignment]
     module.register_buffer("prior_order", None if order is None else order.to(device), persistent=False)
     module.register_buffer("prior_position", None if position is None else position.to(device), persistent=False)
-    base: Any = type(module)
+    base: Any = original_class(module)
     by_mode = by_mode or order is not None or module.prior_pairs is not None
     module.__class__ = _class_with_prior(base, by_mode)
     if isinstance(module, nn.MultiheadAttention):

@@ -15,11 +15,12 @@ from vicinal.attachment.interceptor import token_mismatch
 from vicinal.attachment.patch_prior import run_eagerly
 from vicinal.attachment.subclass import FAST_FORWARDS, WithPrior
 from vicinal.attention import GivenPrior, PlacedPrior, attend, attend_packed
+from vicinal.attention.placed_prior import current_values
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.full_precision import widen
 
-__all__ = ["AttentionForward", "WindowAttentionForward"]
+__all__ = ["AttentionForward", "WindowAttentionForward", "attention_forward", "window_attention_forward"]
 
 
 class _FastForward(WithPrior):
@@ -42,20 +43,7 @@ class AttentionForward(_FastForward):
             raise VicinalError("a spatial prior does not serve causal attention")
         if torch.compiler.is_compiling() and self.has_patches():
             return run_eagerly(self.forward, x, attn_mask)  # type: ignore[no-any-return]
-        batch, tokens, _ = x.shape
-        prior = self._prior_for(x)
-        gate = None if self.gate is None else self.gate(x).sigmoid()
-        qkv, dropout = self.qkv(x), self.attn_drop.p if self.training else 0.0
-        if type(self.q_norm) is type(self.k_norm) is nn.Identity:
-            options = {"mask": attn_mask, "dropout": dropout, "scale": self.scale}
-            out = attend_packed(qkv, heads=self.num_heads, prior=prior, **options)
-        else:
-            q, k, v = qkv.reshape(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-            q, k = self.q_norm(q), self.k_norm(k)
-            out = attend(q, k, v, prior=prior, mask=attn_mask, dropout=dropout, scale=self.scale)
-            out = out.transpose(1, 2).reshape(batch, tokens, self.attn_dim)
-        out = self.norm(out)
-        return self.proj_drop(self.proj(out if gate is None else out * gate))  # type: ignore[no-any-return]
+        return attention_forward(self, x, self._prior_for(x), attn_mask)
 
 
 class WindowAttentionForward(_FastForward):
@@ -63,19 +51,53 @@ class WindowAttentionForward(_FastForward):
 
     def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns windows, `(batch * windows, tokens, dim)`."""
-        prior = self._prior_for(x)
-        dropout = self.attn_drop.p if self.training else 0.0
-        mask = None if mask is None else mask[:, None]  # (windows, 1, tokens, tokens), the same for every image
-        window = Grid(*self.window_size)
-        if prior.per_offset and prior.grid == window:
-            prior = with_table(prior, relative_table(self.relative_position_bias_table, window))
-        else:
-            bias = self._get_rel_pos_bias()
-            mask = bias if mask is None else bias + mask
-        out = attend_packed(
-            self.qkv(x), heads=self.num_heads, prior=prior, mask=mask, dropout=dropout, scale=self.scale
-        )
-        return self.proj_drop(self.proj(out))  # type: ignore[no-any-return]
+        return window_attention_forward(self, x, self._prior_for(x), mask)
+
+
+def attention_forward(module: Any, x: Tensor, prior: PlacedPrior | None, mask: Tensor | None = None) -> Tensor:
+    """Returns what timm's `Attention` does under a prior, `(batch, tokens, dim)`.
+
+    Args:
+        module: the attention module.
+        x: tokens, `(batch, tokens, dim)`.
+        prior: on the grid of the tokens; None for plain attention.
+        mask: as for `attend`.
+    """
+    batch, tokens, _ = x.shape
+    gate = None if module.gate is None else module.gate(x).sigmoid()
+    qkv, dropout = module.qkv(x), module.attn_drop.p if module.training else 0.0
+    if type(module.q_norm) is type(module.k_norm) is nn.Identity:
+        options = {"mask": mask, "dropout": dropout, "scale": module.scale}
+        out = attend_packed(qkv, heads=module.num_heads, prior=prior, **options)
+    else:
+        q, k, v = qkv.reshape(batch, tokens, 3, module.num_heads, module.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = module.q_norm(q), module.k_norm(k)
+        out = attend(q, k, v, prior=prior, mask=mask, dropout=dropout, scale=module.scale)
+        out = out.transpose(1, 2).reshape(batch, tokens, module.attn_dim)
+    out = module.norm(out)
+    return module.proj_drop(module.proj(out if gate is None else out * gate))  # type: ignore[no-any-return]
+
+
+def window_attention_forward(module: Any, x: Tensor, prior: PlacedPrior | None, mask: Tensor | None = None) -> Tensor:
+    """Returns what timm's `WindowAttention` does under a prior, `(batch * windows, tokens, dim)`.
+
+    Args:
+        module: the attention module.
+        x: windows, `(batch * windows, tokens, dim)`.
+        prior: on the grid of a window; None for plain attention.
+        mask: `(windows, tokens, tokens)`, the same for every image.
+    """
+    dropout = module.attn_drop.p if module.training else 0.0
+    mask = None if mask is None else mask[:, None]
+    window = Grid(*module.window_size)
+    if prior is None or (prior.per_offset and prior.grid == window):
+        prior = with_table(prior, relative_table(module.relative_position_bias_table, window), window)
+    else:
+        bias = module._get_rel_pos_bias()
+        mask = bias if mask is None else bias + mask
+    options = {"mask": mask, "dropout": dropout, "scale": module.scale}
+    out = attend_packed(module.qkv(x), heads=module.num_heads, prior=prior, **options)
+    return module.proj_drop(module.proj(out))  # type: ignore[no-any-return]
 
 
 def relative_table(flat: Tensor, window: Grid) -> Tensor:
@@ -91,13 +113,20 @@ def relative_table(flat: Tensor, window: Grid) -> Tensor:
     return table
 
 
-def with_table(prior: PlacedPrior, table: Tensor) -> PlacedPrior:
-    """Returns a prior over offsets with a table that the module adds itself, `(heads, 2h-1, 2w-1)`, in its bias."""
-    values = prior.values if torch.is_grad_enabled() else getattr(prior, "cached_values", prior.values)
-    scale, bias = values()
+def with_table(prior: PlacedPrior | None, table: Tensor, window: Grid) -> PlacedPrior:
+    """Returns a prior with a table that the module adds itself in its bias.
+
+    Args:
+        prior: over offsets of the window; None for no other prior.
+        table: `(heads, 2h-1, 2w-1)`.
+        window: of `h x w` patches.
+    """
+    scale = bias = None
+    if prior is not None:
+        scale, bias = current_values(prior)
     table = widen(table)
     pair = scale, table if bias is None else bias + table
-    return GivenPrior(pair, prior.heads, prior.queries, prior.keys, prior.grid, prior.per_offset)
+    return GivenPrior(pair, len(table), window.tokens, window.tokens, window, per_offset=True)
 
 
 FAST_FORWARDS[Attention.forward] = AttentionForward

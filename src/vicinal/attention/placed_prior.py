@@ -1,5 +1,6 @@
 """What attention needs of a prior: numbers for pairs of queries and keys, wherever these sit."""
 
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from vicinal.grid import Grid
 from vicinal.priors.base import Prior, ScaleBias
 
-__all__ = ["PlacedPrior", "token_counts"]
+__all__ = ["PlacedPrior", "current_values", "token_counts"]
 
 
 class PlacedPrior(Protocol):
@@ -59,3 +60,14 @@ def token_counts(prior: Prior | PlacedPrior) -> tuple[int, int]:
         return grid.tokens, grid.tokens
     placed = cast("PlacedPrior", prior)
     return placed.queries, placed.keys
+
+
+def current_values(prior: Prior | PlacedPrior) -> ScaleBias:
+    """Returns `prior.values()`; in inference cached ones, if the prior caches them.
+
+    For one image, to compute them takes longer than attention.
+    """
+    if torch.is_grad_enabled():
+        return prior.values()
+    values: Callable[[], ScaleBias] = getattr(prior, "cached_values", prior.values)
+    return values()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vicinal.attachment import attach
+from vicinal.attachment.plain_attention import use_package_attention
 from vicinal.errors import VicinalError
 from vicinal.priors.spec import current_options, current_spec, parse_spec
 
@@ -20,6 +21,8 @@ Priors = str | Sequence[Mapping[str, Any]]
 def attach_priors(model: nn.Module, prior: Priors, shape: tuple[int, int, int]) -> None:
     """Attaches one prior to all layers of a model, or several to the layers that they name.
 
+    Attention without a prior is computed by the package too, where it is timm's own.
+
     Args:
         model: a model without priors.
         prior: what to attach.
@@ -28,8 +31,12 @@ def attach_priors(model: nn.Module, prior: Priors, shape: tuple[int, int, int]) 
     Raises:
         VicinalError: a layer does not exist or cannot take a prior.
     """
-    if prior == "none":
-        return
+    if prior != "none":
+        _attach_each(model, prior, shape)
+    use_package_attention(model)
+
+
+def _attach_each(model: nn.Module, prior: Priors, shape: tuple[int, int, int]) -> None:
     parts: Sequence[Mapping[str, Any]] = [{"prior": prior}] if isinstance(prior, str) else prior
     example = torch.zeros(1, *shape)
     for part in parts:

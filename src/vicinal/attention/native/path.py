@@ -5,7 +5,7 @@ from torch import Tensor
 
 from vicinal.attention.native.library import native_ready
 from vicinal.attention.native.operators import NativeArguments, native_attention, native_attention_packed
-from vicinal.attention.placed_prior import PlacedPrior
+from vicinal.attention.placed_prior import PlacedPrior, current_values
 from vicinal.attention.precision import additive_mask, softmax_dtype
 from vicinal.attention.recompute import Settings
 from vicinal.priors.base import Prior
@@ -77,9 +77,7 @@ def _arguments(
     scale = bias = grid = None
     per_offset = False
     if prior is not None:
-        # In inference of one image, to compute the values takes longer than attention.
-        values = prior.values if torch.is_grad_enabled() else getattr(prior, "cached_values", prior.values)
-        scale, bias = values()
+        scale, bias = current_values(prior)
         grid, per_offset = prior.grid, prior.per_offset
     if mask is not None:
         mask = additive_mask(mask, softmax_dtype(x.dtype))

@@ -107,7 +107,11 @@ class Prepared {
     if (training) call.norms = norms.data_ptr();
   }
 
+  // Whether there is nothing to compute: results are empty, or 0 where queries have no key.
+  bool empty() const { return !call.batch || !call.heads || !call.queries || !call.keys; }
+
   void run(Run kernel) const {
+    if (empty()) return;
     const int64_t pairs = call.batch * call.heads;
     // Masks with a row for every image have gradients that heads share: then a worker takes whole images.
     const int64_t unit = whole_images ? call.heads : 1, units = pairs / unit;
@@ -159,6 +163,7 @@ std::tuple<Tensor, Tensor> forward_of(const Tensor& q, const Tensor& k, const Te
   Prepared prepared(q, k, v, options, training);
   Call& call = prepared.call;
   const Tensor out = at::empty({call.batch, call.queries, call.heads, call.value_dim}, q.options());
+  if (prepared.empty()) out.zero_();
   call.out = tokens_of(out.transpose(1, 2));
   prepared.run(prepared.is_double() ? chosen->forward_f64 : chosen->forward_f32);
   return {out, training ? prepared.norms : at::empty({0}, q.options().dtype(prepared.type))};
@@ -173,6 +178,8 @@ Gradients backward_of(const Tensor& g, const Tensor& q, const Tensor& k, const T
   Call& call = prepared.call;
   call.out = tokens_of(g), call.dq = tokens_of(dq), call.dk = tokens_of(dk), call.dv = tokens_of(dv);
   call.norms = norms.data_ptr();
+  if (prepared.empty())
+    for (const Tensor& each : {dq, dk, dv}) each.zero_();
   const auto doubles = q.options().dtype(at::kDouble);
   Tensor sums[2], d_mask = at::empty({0}, doubles);
   if (options.mask && wanted[2]) {
