@@ -124,8 +124,9 @@ def test_attend_follows_the_rule_and_equals_the_formula(spec, expected, on_cuda)
 
 
 def test_a_model_trains_on_channels_as_on_the_formula(on_cuda):
-    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=3).double()
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=3)
     vicinal.attach(model, "conv", img_size=64)
+    model.double()
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     on_cuda.clear()
     parameters = dict(model.named_parameters())
