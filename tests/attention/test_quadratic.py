@@ -129,8 +129,10 @@ def test_half_precision_is_as_exact_as_the_kernel_itself(grid, sigma, dtype):
         results = []
         for run, its_dtype in ((attention, dtype), (formula, torch.float64)):
             leaves = [x.to(its_dtype).detach().requires_grad_() for x in (q, k, v)]
-            out = run(*leaves)
-            results.append([out, *torch.autograd.grad(out, leaves, direction.to(its_dtype))])
+            with torch.set_grad_enabled(grid.tokens < 1000):  # float64 takes half a minute on larger grids
+                out = run(*leaves)
+            found = torch.autograd.grad(out, leaves, direction.to(its_dtype)) if out.requires_grad else ()
+            results.append([out, *found])
         return [error(*pair) for pair in zip(*results, strict=True)]
 
     def masked(q, k, v):
@@ -142,9 +144,8 @@ def test_half_precision_is_as_exact_as_the_kernel_itself(grid, sigma, dtype):
     sdpa = F.scaled_dot_product_attention
     ours = errors(lambda q, k, v: attend(q, k, v, prior=prior, backend="quadratic"), plain)
     bare, under_mask = errors(sdpa, sdpa), errors(masked, plain)
-    print(grid, sigma, dtype, ours, bare, under_mask)
     assert ours[0] <= 1.05 * bare[0]
-    assert all(x <= 1.3 * y for x, y in zip(ours[1:], under_mask[1:], strict=True)), (ours, under_mask)
+    assert all(x <= max(1.05 * y, 1.2 * z) for x, y, z in zip(ours, bare, under_mask, strict=True)), (ours, under_mask)
 
 
 @pytest.mark.parametrize("dtype", HALF)
@@ -184,16 +185,12 @@ def test_channels_multiply_to_the_bias(prefix, dtype):
     with torch.no_grad():
         more_q, more_k = (x.double() for x in bias_channels(prior.quadratic_bias(), grid, dtype, 0.25))
         found, bias = 0.25 * more_q @ more_k.mT, prior()[1].double()
-    assert (
-        more_q.shape[2]
-        == more_k.shape[2]
-        == (3 if not prefix else 4) * (2 if dtype in HALF else 1) + (dtype in HALF and prefix > 0)
-    )
+    channels = (11 if prefix else 8) if dtype in HALF else (4 if prefix else 3)
+    assert more_q.shape == more_k.shape == (3, grid.tokens, channels)
     if not prefix:  # up to a constant for each query
         found, bias = found - found[..., :1], bias - bias[..., :1]
-    assert (found - bias).abs().max() <= {torch.bfloat16: 2**-8, torch.float16: 2**-11}.get(
-        dtype, 1e-6
-    ) * bias.abs().max()
+    tolerance = {torch.float64: 1e-6, torch.bfloat16: 2.0**-14}.get(dtype, 1e-5)  # parameters are fp32
+    assert (found - bias).abs().max() <= tolerance * bias.abs().max()
 
 
 def test_what_is_not_exact_is_refused():
