@@ -56,7 +56,7 @@ def quadratic_is_exact(grid: Grid, dtype: torch.dtype, softmax_scale: float, lea
         dtype: of q and k.
         softmax_scale: factor of q k^T.
         learned: whether the prior needs a gradient. Kernels round gradients of channels to `dtype`. With prefix tokens
-            that of sigma is then off by about eps |x|^2 / (4 sigma^2) of its size for random gradients of the output.
+            that of sigma is then off by a part of its size that grows with eps |x|^2 / sigma^2.
     """
     if not softmax_scale > 0 or _curvature_limit(grid, dtype) < 0.5 / NARROWEST_SIGMA**2:
         return False
