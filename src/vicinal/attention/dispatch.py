@@ -8,8 +8,9 @@ On a CPU the native kernels (native/) compute all of it, where they are built; e
   numbers per head. Logits, softmax and the prior's queries x keys form are computed again. That is less memory than
   the fused kernel keeps (no output, no log-sum-exp). Most of the time of eager attention is page faults and cache
   misses on batch x heads x queries x keys arrays; these are a few cache-sized chunks here.
-- Under `torch.compile`, training on a CPU calls the same as an operator (compile_op.py). Elsewhere, and under
+- Under `torch.compile`, training on a CPU calls the same as an operator (compile_op.py). In inference, and under
   `torch.export`, the plain formula (reference.py) is traced, for the compiler to fuse.
+- On GPUs, the rule of gpu_path.py chooses.
 """
 
 from collections.abc import Callable

@@ -40,10 +40,13 @@ def attend_flex(
     if dropout:
         raise VicinalError(f"backend='flex' has no dropout, given {dropout}; use backend='auto'")
     prior_scale, prior_bias = prior.values()
-    tensors = (q, k, v, prior_scale, prior_bias, mask)
-    if q.device.type == "cpu" and torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise VicinalError("backend='flex' has no backward on a CPU; use backend='auto', or torch.no_grad()")
     added = None if mask is None else additive_mask(mask, torch.float32).expand(*q.shape[:3], k.shape[2])
+    if q.device.type == "cpu":
+        tensors = (q, k, v, prior_scale, prior_bias, mask)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+            raise VicinalError("backend='flex' has no backward on a CPU; use backend='auto', or torch.no_grad()")
+        q, k, v = q.detach(), k.detach(), v.detach()  # flex_attention refuses leaves under torch.no_grad() too
+        prior_scale, prior_bias, added = (_materialized(x) for x in (prior_scale, prior_bias, added))
     lookup = _pair_lookup if prior.grid is None else _grid_lookup(prior.grid, prior.per_offset)
 
     def score_mod(score: Tensor, image: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -84,6 +87,18 @@ def _grid_lookup(grid: Grid, per_offset: bool) -> Lookup:
         return torch.where(placed, found, neutral) if prefix else found
 
     return lookup
+
+
+def _materialized(x: Tensor | None) -> Tensor | None:
+    """Returns `x`, which a compiled graph on a CPU writes to memory before flex_attention.
+
+    Inductor's kernel for CPUs fails on tensors that it would compute inside of a `score_mod` (torch 2.13); that for
+    CUDA writes them to memory itself.
+    """
+    if x is None or not torch.compiler.is_compiling():
+        return x
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())
 
 
 def _flex_attention() -> Callable[..., Tensor]:

@@ -12,9 +12,9 @@ The terms are large and cancel. Kernels sum products in at least fp32, so the te
 
 - Positions are counted from the center of the grid, and `_curvature_limit` bounds a |x|^2. A window that is narrower
   becomes as wide as the limit (sigma 0.05 patches on 14 x 14 in bf16, 0.25 on 64 x 64) and still gets a gradient.
-- bf16 and fp16 hold 8 and 11 bits. a is rounded once for all terms, which makes a window up to 0.2 % wider. 2 a x_i + b
-  and |x|^2 are sums of two channels, the last term is a sum of three: 9 channels, 6 without prefix tokens. The
-  rounding error e of 2 a x_i + b is made up for by -e . x_i in the last term.
+- bf16 and fp16 hold 8 and 11 bits, so a number is a sum of several channels: 2 a x_i + b, a and |x|^2 of two, the last
+  term of three. That makes 11 channels, and 8 without prefix tokens. The rounding error e of 2 a x_i + b is made up
+  for by -e . x_i in the last term.
 - fp16 ends at 65504: a channel of k is a power of two times larger, where that of q would be too large.
 - Gradients of logits sum to 0 over keys, but not after a kernel has rounded them. To learn a and b without prefix
   tokens, the last term is a channel that is 0 and has a gradient, so that errors do not grow with |x|^2.
@@ -56,7 +56,7 @@ def quadratic_is_exact(grid: Grid, dtype: torch.dtype, softmax_scale: float, lea
         dtype: of q and k.
         softmax_scale: factor of q k^T.
         learned: whether the prior needs a gradient. Kernels round gradients of channels to `dtype`. With prefix tokens
-            that of sigma is then off by about eps |x|^2 / (4 sigma^2) of its size for random gradients of the output.
+            that of sigma is then off by a part of its size that grows with eps |x|^2 / sigma^2.
     """
     if not softmax_scale > 0 or _curvature_limit(grid, dtype) < 0.5 / NARROWEST_SIGMA**2:
         return False
@@ -109,7 +109,7 @@ def attend_quadratic(
 
 
 def bias_channels(bias: QuadraticBias, grid: Grid, dtype: torch.dtype, softmax_scale: float) -> tuple[Tensor, Tensor]:
-    """Returns the channels of q and of k, each `(heads, tokens, 3 to 9)` of `dtype`.
+    """Returns the channels of q and of k, each `(heads, tokens, 3 to 11)` of `dtype`.
 
     Their product times `softmax_scale` is the bias over pairs of tokens; without prefix tokens, up to a constant for
     each query.
@@ -124,18 +124,18 @@ def bias_channels(bias: QuadraticBias, grid: Grid, dtype: torch.dtype, softmax_s
     center = torch.tensor([(grid.height - 1) / 2, (grid.width - 1) / 2], dtype=exact, device=bias.curvature.device)
     x = grid.coordinates(bias.curvature.device).to(exact) - center
     square = x.square().sum(1, keepdim=True)
-    a, ratio = _rounded_curvature(bias.curvature.to(exact) / softmax_scale, grid, dtype, softmax_scale)
-    b, c = (
-        y.to(exact) * (ratio.view(-1, *(1 for _ in y.shape[1:])) / softmax_scale) for y in (bias.slope, bias.constant)
-    )
     shifts = _shifts(grid, dtype, softmax_scale)
+    a, ratio = _held_curvature(bias.curvature.to(exact) / softmax_scale, grid, dtype, softmax_scale)
+    b = bias.slope.to(exact) * (ratio / softmax_scale)[:, None]
+    c = bias.constant.to(exact) * (ratio / softmax_scale)
     linear = 2 * a[:, None, None] * x + b[:, None]
-    halves = _split(linear / shifts.linear, parts, dtype)
-    held = sum(half.detach().to(exact) for half in halves) * shifts.linear
-    queries, keys = list(halves), [x * shifts.linear] * parts
-    for part in _split(square * shifts.square, parts, dtype):
-        queries.append(-a[:, None, None].expand(-1, grid.patches, 1) / shifts.square)
-        keys.append(part)
+    linear_parts = _split(linear / shifts.linear, parts, dtype)
+    held = sum(part.detach().to(exact) for part in linear_parts) * shifts.linear
+    queries, keys = list(linear_parts), [x * shifts.linear] * parts
+    for curvature in _split(-a[:, None, None].expand(-1, grid.patches, 1) / shifts.square, parts, dtype):
+        for part in _split(square * shifts.square, parts, dtype):
+            queries.append(curvature)
+            keys.append(part)
     if grid.prefix or bias.learned:
         last = c[:, None, None] - a[:, None, None] * square - (b[:, None] * x).sum(2, keepdim=True)
         last = (last - ((held - linear.detach()) * x).sum(2, keepdim=True)) / shifts.constant
@@ -183,16 +183,14 @@ def _parts(dtype: torch.dtype) -> int:
     return 2 if dtype.itemsize == 2 else 1
 
 
-def _rounded_curvature(a: Tensor, grid: Grid, dtype: torch.dtype, softmax_scale: float) -> tuple[Tensor, Tensor]:
-    """Returns `a` as `dtype` holds it, within the limit, and its ratio to `a`, which has no gradient: `(heads,)` each.
+def _held_curvature(a: Tensor, grid: Grid, dtype: torch.dtype, softmax_scale: float) -> tuple[Tensor, Tensor]:
+    """Returns `a` as channels of `dtype` hold it, within the limit, and its ratio to `a`: `(heads,)` each.
 
-    All coefficients times the ratio are the same window, a little wider.
+    All coefficients times the ratio are the same window, a little wider. The ratio has no gradient.
     """
     limit = _curvature_limit(grid, dtype) / softmax_scale
-    held = a.detach().clamp(-limit, limit)
-    if _parts(dtype) > 1:
-        shift = _shifts(grid, dtype, softmax_scale).square
-        held = (held / shift).to(dtype).to(a.dtype) * shift
+    held, shift = a.detach().clamp(-limit, limit), _shifts(grid, dtype, softmax_scale).square
+    held = sum((part.to(a.dtype) for part in _split(held / shift, _parts(dtype), dtype)), torch.zeros_like(a)) * shift
     ratio = torch.where(a.detach() == 0, 1.0, held / a.detach())
     return held + (a - a.detach()) * ratio, ratio
 
