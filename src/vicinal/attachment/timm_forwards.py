@@ -15,6 +15,7 @@ from vicinal.attachment.interceptor import token_mismatch
 from vicinal.attachment.patch_prior import run_eagerly
 from vicinal.attachment.subclass import FAST_FORWARDS, WithPrior
 from vicinal.attention import GivenPrior, PlacedPrior, attend, attend_packed
+from vicinal.attention.native.path import native_serves
 from vicinal.attention.placed_prior import current_values
 from vicinal.errors import VicinalError
 from vicinal.grid import Grid
@@ -88,7 +89,9 @@ def window_attention_forward(module: Any, x: Tensor, prior: PlacedPrior | None, 
         mask: `(windows, tokens, tokens)`, the same for every image.
     """
     dropout = module.attn_drop.p if module.training else 0.0
-    mask = None if mask is None else mask[:, None]
+    if mask is not None:
+        # The native kernels repeat it over the images. An exported graph would get a fixed number of them.
+        mask = mask[:, None] if native_serves(x) else mask[:, None].repeat(len(x) // len(mask), 1, 1, 1)
     window = Grid(*module.window_size)
     if prior is None or (prior.per_offset and prior.grid == window):
         prior = with_table(prior, relative_table(module.relative_position_bias_table, window), window)
@@ -109,8 +112,7 @@ def relative_table(flat: Tensor, window: Grid) -> Tensor:
         flat: `((2h-1) * (2w-1), heads)`.
         window: of `h x w` patches.
     """
-    table: Tensor = flat.flip(0).T.unflatten(1, window.table_shape)
-    return table
+    return flat.flip(0).T.reshape(-1, *window.table_shape)
 
 
 def with_table(prior: PlacedPrior | None, table: Tensor, window: Grid) -> PlacedPrior:

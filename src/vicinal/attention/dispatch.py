@@ -81,7 +81,7 @@ def attend(
     if not torch.compiler.is_compiling() and has_torch_function((q, k, v)):  # inside a tap, for example
         options: Any = {"prior": prior, "dropout": dropout, "scale": scale, "backend": backend}
         if order is None:
-            return handle_torch_function(attend, (q, k, v), q, k, v, mask=mask, **options)
+            return handle_torch_function(attend, (q, k, v), q, k, v, mask=_repeated(mask, q), **options)
         return _attend_ordered(q, k, v, order, mask, options)
     if backend not in get_args(Backend):
         raise unknown_name("backend", backend, get_args(Backend))
@@ -98,8 +98,9 @@ def attend(
     softmax_scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(q.device):
         if backend in ("auto", "native") and native_serves(q, k, v, dropout=dropout):
-            options = {"mask": mask, "dropout": dropout, "softmax_scale": softmax_scale, "order": order}
-            return attend_native(q, k, v, prior, **options)
+            options = {"dropout": dropout, "softmax_scale": softmax_scale, "order": order}
+            mask = mask if order is None else ordered_mask(mask, order)
+            return attend_native(q, k, v, prior, mask=mask, **options)
         if backend == "native":
             raise VicinalError("backend='native' is not available for this call; `vicinal doctor` says what is built")
         assert prior is not None

@@ -46,7 +46,8 @@ def attend_packed(
     """
     if qkv.dim() != 3 or qkv.shape[2] % (3 * heads):
         raise VicinalError(f"qkv must be (batch, tokens, 3 * {heads} heads * dim), got {tuple(qkv.shape)}")
-    q, k, v = qkv.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    # Dynamo does not trace `Tensor.unflatten` under a mode, such as a tap's.
+    q, k, v = qkv.reshape(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
     seen = not torch.compiler.is_compiling() and has_torch_function((qkv,))  # inside a tap, for example
     in_place = not seen and not autocasting(qkv.device) and qkv.is_contiguous()
     if isinstance(prior, PriorPerImage) or not in_place or not native_serves(qkv, dropout=dropout):

@@ -147,7 +147,8 @@ _library.define(
 def native_operator_arguments(func: Any, args: Sequence[Any]) -> tuple[Tensor, Tensor, NativeArguments]:
     """Returns q, k, `(batch, heads, tokens, dim)` each, and the other arguments of a call of an operator."""
     if func is torch.ops.vicinal.native_attention_packed:
-        q, k, _ = args[0].unflatten(-1, (3, args[1], -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        qkv, heads = args[:2]
+        q, k, _ = qkv.reshape(*qkv.shape[:2], 3, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
         return q, k, _arguments(args[2:])
     return args[0], args[1], _arguments(args[3:])
 

@@ -1,0 +1,108 @@
+// Runs forward and backward on many shapes, for AddressSanitizer and UndefinedBehaviorSanitizer. No torch: results are
+// compared with the formula elsewhere; here every number must be finite, and every access inside of its array.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "call.h"
+#include "values.h"
+
+using namespace vicinal;
+
+#define JOIN(a, b) a##b
+#define FUNCTION(variant) JOIN(kernels_, variant)
+
+namespace {
+
+struct Shape {
+  int64_t batch, heads, height, width, prefix, dim, value_dim;
+  bool per_offset, scale, bias, mask, order;
+  double dropout;
+};
+
+double uniform() { return std::rand() / (RAND_MAX + 1.0) - 0.5; }
+
+// Exactly as many numbers as the tensor has, on the heap, so that the sanitizer sees each access beyond it.
+template <class T> std::vector<T> filled(int64_t count) {
+  std::vector<T> x(count);
+  for (T& each : x) each = static_cast<T>(uniform());
+  return x;
+}
+
+template <class T> Tokens tokens(std::vector<T>& x, int64_t heads, int64_t count, int64_t dim) {
+  return {x.data(), sizeof(T) == 8 ? Type::f64 : Type::f32, count * heads * dim, dim, heads * dim, 1};
+}
+
+template <class T> bool finite(const std::vector<T>& x) {
+  for (T each : x)
+    if (!std::isfinite(static_cast<double>(each))) return false;
+  return true;
+}
+
+template <class T> bool run(const Kernels* kernels, const Shape& s, int64_t workers) {
+  const int64_t n = s.prefix + s.height * s.width, all = s.batch * s.heads * n;
+  auto q = filled<T>(all * s.dim), k = filled<T>(all * s.dim), v = filled<T>(all * s.value_dim);
+  auto out = filled<T>(all * s.value_dim), g = filled<T>(all * s.value_dim);
+  auto dq = filled<T>(all * s.dim), dk = filled<T>(all * s.dim), dv = filled<T>(all * s.value_dim);
+  auto norms = filled<T>(2 * all), mask = filled<T>(s.heads * n * n);
+  Layout layout(s.heads, n, n, s.height, s.width, s.prefix, s.per_offset, s.scale || s.bias);
+  auto values = filled<T>(s.heads * layout.given());
+  std::vector<T> scale(s.heads * layout.size), bias(s.heads * layout.size);
+  if (s.scale || s.bias) {
+    layout.write(values.data(), 0.3, 0.3, scale.data());
+    layout.write(values.data(), 1.0, 0.0, bias.data());
+  }
+  std::vector<int64_t> order(n);
+  for (int64_t i = 0; i < n; ++i) order[i] = n - 1 - i;
+  Call call{};
+  call.batch = s.batch, call.heads = s.heads, call.queries = call.keys = n, call.dim = s.dim, call.value_dim = s.value_dim;
+  call.q = tokens(q, s.heads, n, s.dim), call.k = tokens(k, s.heads, n, s.dim), call.v = tokens(v, s.heads, n, s.value_dim);
+  call.dq = tokens(dq, s.heads, n, s.dim), call.dk = tokens(dk, s.heads, n, s.dim), call.dv = tokens(dv, s.heads, n, s.value_dim);
+  call.out = tokens(out, s.heads, n, s.value_dim);
+  call.order = s.order ? order.data() : nullptr;
+  call.scale = s.scale ? scale.data() : nullptr, call.bias = s.bias ? bias.data() : nullptr;
+  call.start = layout.start.data(), call.size = layout.size, call.neutral = layout.neutral, call.prefix = layout.prefix;
+  call.run = layout.run, call.step = layout.step, call.factor = 0.3;
+  call.head_major = !s.per_offset && (s.scale || s.bias);
+  std::vector<double> d_scale(call.slots(workers) * call.size), d_bias(d_scale.size()), d_mask(workers * mask.size());
+  call.d_scale = s.scale ? d_scale.data() : nullptr, call.d_bias = s.bias ? d_bias.data() : nullptr;
+  if (s.mask) {
+    call.mask = mask.data(), call.mask_head = n * n, call.mask_query = n, call.mask_period = 1;
+    call.d_mask = d_mask.data(), call.mask_size = static_cast<int64_t>(mask.size());
+  }
+  call.dropout = s.dropout, call.seed = 7, call.norms = norms.data();
+  const int64_t pairs = s.batch * s.heads;
+  const auto each_worker = [&](Run kernel) {
+    for (int64_t worker = 0; worker < workers; ++worker)
+      kernel(call, pairs * worker / workers, pairs * (worker + 1) / workers, worker);
+  };
+  each_worker(sizeof(T) == 8 ? kernels->forward_f64 : kernels->forward_f32);
+  call.out = tokens(g, s.heads, n, s.value_dim);
+  each_worker(sizeof(T) == 8 ? kernels->backward_f64 : kernels->backward_f32);
+  std::vector<double> total(s.heads * layout.given());
+  if (s.scale) layout.gather(call, d_scale.data(), workers, 1.0, total.data());
+  return finite(out) && finite(dq) && finite(dk) && finite(dv) && finite(total) && finite(d_mask);
+}
+
+}  // namespace
+
+int main() {
+  const Kernels* kernels = FUNCTION(VICINAL_VARIANT)();
+  int count = 0;
+  for (const auto& [height, width] : {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {8, 8}, {2, 30}})
+    for (int64_t prefix : {0, 9})
+      for (int64_t dim : {7, 16})
+        for (int kind = 0; kind < 16; ++kind) {
+          const bool mask = kind & 4, order = kind & 8;
+          const Shape s{3,           2,    height, width, prefix, dim, dim + kind % 3, (kind & 3) != 3, (kind & 1) != 0,
+                        kind % 3 > 0, mask, order,  kind % 5 ? 0.0 : 0.3};
+          if (!run<float>(kernels, s, 2) || !run<double>(kernels, s, 1)) {
+            std::printf("not finite: %d x %d, prefix %d, dim %d, kind %d\n", int(height), int(width), int(prefix), int(dim), kind);
+            return 1;
+          }
+          ++count;
+        }
+  std::printf("%d shapes\n", count);
+  return 0;
+}
