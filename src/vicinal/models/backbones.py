@@ -83,7 +83,7 @@ class Backbone:
         self,
         pretrained: bool = False,
         *,
-        prior: Priors = "none",
+        prior: Priors | None = "none",
         img_size: Any = None,
         patch_size: int | None = None,
         global_pool: str | None = None,
@@ -137,7 +137,7 @@ class Backbone:
                 arguments["global_pool"] = ""
         return model
 
-    def _make(self, prior: Priors, **arguments: Any) -> nn.Module:
+    def _make(self, prior: Priors | None, **arguments: Any) -> nn.Module:
         model = self.make(**{**self.shape, **arguments})
         attach_priors(model, prior, (arguments["in_chans"], *arguments["img_size"]))
         return model
