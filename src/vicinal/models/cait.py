@@ -8,6 +8,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import cait
 from torch import Tensor, nn
 
+from vicinal.models.drop_path import CaitBlock
 from vicinal.models.weight_init import init_patch_embed, init_xavier, set_drop_path
 
 __all__ = ["Cait", "TalkingHeads"]
@@ -113,6 +114,7 @@ class Cait(cait.Cait):
             "norm_layer": nn.LayerNorm,
             "attn_block": heads,
             "attn_block_token_only": heads,
+            "block_layers": CaitBlock,
             "block_layers_token": ClassBlock,
         }
         super().__init__(embed_dim=embed_dim, **{**defaults, **kwargs})
