@@ -9,8 +9,8 @@ The checkout is not part of this project; its models are imported from where it 
 forward, cross-entropy, backward and AdamW; both models run once in each round, in random order. Printed are our
 throughput as a multiple of the reference's, the median over rounds and the quartiles, and milliseconds of a step.
 
-Both sides have the same widths, depths, mask and drop path rate. The reference's ViT has no class token under a mask, so
-ours has the mean over patches. Parameters of the reference include its frozen tables. `tune_cpu` serves both.
+Both sides have the same widths, depths, mask and drop path rate. The reference's ViT has no class token under a mask,
+so ours has the mean over patches. Parameters of the reference include its frozen tables. `tune_cpu` serves both.
 """
 
 import argparse

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from small_backbones import small
 from timm.layers import DropPath
 
 import vicinal
+from small_backbones import small
 from vicinal.models import drop_path
 
 NAMES = ["vit", "swin", "cait", "pit", "t2t"]

@@ -6,6 +6,7 @@ dropped or kept as timm does it, by the same random numbers, so the outputs and 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from timm.layers import DropPath
@@ -18,7 +19,7 @@ __all__ = ["CaitBlock", "SwinBlock", "VitBlock", "add_branch"]
 MIN_IMAGES = 8  # below it, a batch rarely has dropped images
 
 
-def add_branch(block: nn.Module, x: Tensor, drop_path: nn.Module, branch: Callable[[Tensor], Tensor]) -> Tensor:
+def add_branch(block: nn.Module, x: Tensor, drop_path: Any, branch: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns `x + drop_path(branch(x))`, `(images, ...)`.
 
     Args:
@@ -29,7 +30,7 @@ def add_branch(block: nn.Module, x: Tensor, drop_path: nn.Module, branch: Callab
     """
     if not _can_skip(block, x, drop_path):
         return x + drop_path(branch(x))  # type: ignore[no-any-return]
-    keep = 1 - drop_path.drop_prob  # type: ignore[operator]
+    keep: float = 1 - drop_path.drop_prob
     kept = x.new_empty((len(x),) + (1,) * (x.ndim - 1)).bernoulli_(keep).flatten().nonzero().squeeze(1)
     if len(kept) == len(x):
         return torch.add(x, branch(x), alpha=1 / keep)
@@ -40,13 +41,13 @@ def add_branch(block: nn.Module, x: Tensor, drop_path: nn.Module, branch: Callab
     return x.to(dtype).index_add(0, kept, added.to(dtype), alpha=1 / keep)
 
 
-def _can_skip(block: nn.Module, x: Tensor, drop_path: nn.Module) -> bool:
+def _can_skip(block: nn.Module, x: Tensor, drop_path: Any) -> bool:
     """Returns whether leaving out images saves time and nobody can notice it.
 
     A GPU would wait for the number of kept images, and a compiled graph has fixed shapes. Hooks and taps see whole
     batches. Dropout in the branch would draw other numbers; batch norm would see other images.
     """
-    return (
+    return bool(
         type(drop_path) is DropPath
         and drop_path.training
         and 0 < drop_path.drop_prob < 1
@@ -54,7 +55,7 @@ def _can_skip(block: nn.Module, x: Tensor, drop_path: nn.Module) -> bool:
         and len(x) >= MIN_IMAGES
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         and not any(_needs_all_images(module) for module in block.modules())
     )
 

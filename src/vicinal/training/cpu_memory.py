@@ -71,7 +71,8 @@ def _enter(mallopt: Callable[[int, int], int]) -> bool:
     with _lock:
         _entered += 1
         torch.set_flush_denormal(True)
-        return all([mallopt(option, value) for option, value in TRAINING_OPTIONS.items()])
+        accepted = [mallopt(option, value) for option, value in TRAINING_OPTIONS.items()]
+        return all(accepted)
 
 
 def _leave(mallopt: Callable[[int, int], int]) -> None:

@@ -31,8 +31,8 @@ RELATIVE_POSITIONS = (
 )
 """Patterns of the names of learned tables and networks of relative positions, in timm and transformers."""
 FUSED = ("adam", "adamw")
-"""Optimizers of torch that update a parameter in one pass on a CPU. Their loop calls MKL's sqrt for every parameter, which
-starts its threads and, on busy cores, waits for them."""
+"""Optimizers of torch that update a parameter in one pass on a CPU. Their loop calls MKL's sqrt for every parameter,
+which starts its threads and, on busy cores, waits for them."""
 
 
 def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
