@@ -38,7 +38,25 @@ def add_branch(block: nn.Module, x: Tensor, drop_path: Any, branch: Callable[[Te
         return x + 0 * branch(x)
     added = branch(x.index_select(0, kept))
     dtype = torch.promote_types(x.dtype, added.dtype)  # they differ under autocast
-    return x.to(dtype).index_add(0, kept, added.to(dtype), alpha=1 / keep)
+    return _AddImages.apply(x.to(dtype), added.to(dtype), kept, 1 / keep)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _AddImages(torch.autograd.Function):
+    """`x.index_add(0, index, added, alpha=factor)`, which by itself keeps `added` for its backward pass."""
+
+    @staticmethod
+    def forward(x: Tensor, added: Tensor, index: Tensor, factor: float) -> Tensor:
+        return x.index_add(0, index, added, alpha=factor)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
+        ctx.factor = inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
+        (index,) = ctx.saved_tensors
+        return gradients[0], gradients[0].index_select(0, index) * ctx.factor, None, None
 
 
 def _can_skip(block: nn.Module, x: Tensor, drop_path: Any) -> bool:
