@@ -28,8 +28,9 @@ check: .venv/.dev
 
 bench: .venv/.user
 	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/attach.py
+	$(BIN)/python benchmarks/attach.py --threads 1 2
 	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/mixing.py
 	$(BIN)/python benchmarks/erf.py
 

@@ -2,6 +2,7 @@
 
     python benchmarks/attach.py            # about six minutes on two cores
     python benchmarks/attach.py --compile  # under torch.compile; compiling takes minutes
+    python benchmarks/attach.py --threads 1 2  # tables for one thread, then for two
 
 A step is forward, cross-entropy, backward and AdamW. Every model runs once in each round, in random order; printed are
 the median ratio to the untouched model, the quartiles, and bytes kept for backward.
@@ -96,13 +97,16 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--compile", action="store_true", help="training under torch.compile instead of eager")
     parser.add_argument("--rounds", type=int, default=15, help="measured training steps of each")
+    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()], help="numbers of threads")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, fp32")
-    for name in arguments.models:
-        training(name, arguments.compile, arguments.rounds)
-        if not arguments.compile:
-            latency(name, 4 * arguments.rounds)
+    for threads in arguments.threads:
+        torch.set_num_threads(threads)
+        print(f"torch {torch.__version__}, {threads} threads, fp32")
+        for name in arguments.models:
+            training(name, arguments.compile, arguments.rounds)
+            if not arguments.compile:
+                latency(name, 4 * arguments.rounds)
 
 
 if __name__ == "__main__":

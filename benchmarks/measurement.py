@@ -9,7 +9,10 @@ __all__ = ["interleaved", "print_table"]
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 2
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm_up: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of every contender in every round; each runs once a round, so a busy machine slows all alike."""
     shuffle = random.Random(0).shuffle
@@ -18,10 +21,10 @@ def interleaved(
         order = list(contenders.items())
         shuffle(order)  # what a contender leaves in caches and allocator is then nobody's lot in particular
         for name, run in order:
-            start = time.perf_counter()
+            start = clock()
             run()
             if count >= warm_up:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return times
 
 

@@ -32,7 +32,7 @@ from vicinal.data import Augmentation, Loader, Preprocessing, TransformedImages,
 from vicinal.data.catalog import CIFAR10
 from vicinal.training.accelerator import make_accelerator
 from vicinal.training.config import recipe
-from vicinal.training.cpu_memory import keep_freed_memory
+from vicinal.training.cpu_memory import tune_cpu
 from vicinal.training.setup import TrainState, prepare
 from vicinal.training.train_step import train_step
 
@@ -86,7 +86,7 @@ def loop(dataset: str, cache: Path, name: str, rounds: int) -> None:
         steps += 1
 
     contenders = {"bare step": lambda: bare_step(state.raw_model, state.optimizer, images, targets), "loop": whole}
-    with keep_freed_memory():  # as `train` does
+    with tune_cpu():  # as `train` does
         times = interleaved(contenders, rounds)
     print_table(f"vit + gmm, 32 px, batch 128, recipe {name}", times)
     rates = {key: 128 / statistics.median(values) for key, values in times.items()}
@@ -151,7 +151,7 @@ def loading(dataset: str, cache: Path, rounds: int) -> None:
 
 def child(name: str, keep: bool, steps: int) -> None:
     """Steps of one backbone in this process: prints their seconds, and page faults a step, as JSON."""
-    with keep_freed_memory(keep):
+    with tune_cpu(keep):
         torch.manual_seed(0)
         network = vicinal.create_model(name, prior="gmm", img_size=32)
         optimizer = torch.optim.AdamW(network.parameters())

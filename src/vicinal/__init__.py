@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from vicinal.studies.study import study as study
     from vicinal.training.config import TrainConfig as TrainConfig
     from vicinal.training.config import recipe as recipe
+    from vicinal.training.cpu_memory import tune_cpu as tune_cpu
     from vicinal.training.model_path import load as load
     from vicinal.training.optimizer import parameter_groups as parameter_groups
     from vicinal.training.prediction import predict as predict
@@ -76,6 +77,7 @@ _HOME = {
     "study": "vicinal.studies.study",
     "tap": "vicinal.inspection",
     "train": "vicinal.training.train",
+    "tune_cpu": "vicinal.training.cpu_memory",
 }
 
 __all__ = [*_HOME, "__version__"]

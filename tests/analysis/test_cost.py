@@ -55,11 +55,20 @@ def test_multiplications_of_a_network_counted_by_hand():
 
 @pytest.mark.parametrize("prior", ["none", "gmm", "rpe"])
 def test_memory_of_a_batch_is_what_autograd_keeps(prior):
-    model = vicinal.create_model("vit-mini", prior=prior, global_pool="token")
+    model = vicinal.create_model("vit-mini", prior=prior, global_pool="token", drop_path_rate=0)
     images = torch.randn(32, 3, 32, 32)
     kept = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), images)}
     measured = saved_bytes(lambda: model.train()(images), kept)
     assert cost_of(model, "vit-mini", batch_size=32).activation_bytes == pytest.approx(measured, rel=0.01)
+
+
+def test_memory_is_that_without_dropped_branches():
+    torch.manual_seed(0)
+    model = vicinal.create_model("vit-mini", drop_path_rate=0.5)
+    images = torch.randn(32, 3, 32, 32)
+    kept = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers(), images)}
+    measured = saved_bytes(lambda: model.train()(images), kept)
+    assert measured < 0.7 * cost_of(model, "vit-mini", batch_size=32).activation_bytes
 
 
 def test_counting_leaves_the_model_as_it_was():

@@ -10,6 +10,19 @@ from vicinal import VicinalError
 from vicinal.attachment import get_priors
 
 
+@pytest.mark.parametrize("name", ["vit-micro", "vicinal_vit_micro", "vit_tiny_patch16_224"])
+def test_none_is_no_prior(name, tmp_path):
+    model = vicinal.create_model(name, prior=None, img_size=32)
+    assert get_priors(model) == {}
+    for prior in (None, "none"):
+        vicinal.save(vicinal.create_model(name, prior=prior, img_size=32), tmp_path / str(prior))
+    assert (tmp_path / "None" / "config.json").read_text() == (tmp_path / "none" / "config.json").read_text()
+
+
+def test_none_is_no_prior_through_timm():
+    assert get_priors(timm.create_model("vicinal_vit_micro", prior=None)) == {}
+
+
 def test_any_timm_model_with_a_prior():
     model = vicinal.create_model("swin_tiny_patch4_window7_224", prior="gab", num_classes=3, depths=(1, 1), img_size=56)
     assert model.patch_embed.img_size == (56, 56)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vicinal import Grid, build_prior
+from vicinal.priors import gaussian_mixture
 
 
 def offsets(grid):
@@ -163,3 +164,14 @@ def test_elm_is_free_per_pair_of_patches(share):
 
 def test_none_changes_nothing():
     assert build_prior("none", heads=2, grid=Grid(2, 2))() == (None, None)
+
+
+def test_gmm_has_the_same_values_and_gradients_for_small_and_large_tables(monkeypatch):
+    prior = build_prior("gmm:init=spread", heads=3, grid=Grid(5, 7)).double()
+    found = []
+    for limit in (0, 10**9):
+        monkeypatch.setattr(gaussian_mixture, "MAX_TABLE", limit)
+        table, _ = prior.table()
+        loss = (table * torch.linspace(-1, 1, table.numel(), dtype=torch.float64).view_as(table)).sum()
+        found.append((table, *torch.autograd.grad(loss, list(prior.parameters()))))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)

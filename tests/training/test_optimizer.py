@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -124,3 +125,19 @@ def test_layers_must_be_known_for_layer_decay():
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(VicinalError, match=r"opt 'adamww'.*'adamw'"):
         create_optimizer(vicinal.create_model("vit-micro"), TrainConfig(opt="adamww"))
+
+
+@pytest.mark.parametrize("opt", ["adam", "adamw"])
+def test_the_fused_update_is_that_of_torchs_loop(opt):
+    model = vicinal.create_model("vit-micro", img_size=8, prior="gmm").double()
+    loop = copy.deepcopy(model)
+    config = TrainConfig(opt=opt, lr=1e-2, prior_lr=1, weight_decay=0.0)
+    fused = create_optimizer(model, config)
+    assert all(group["fused"] for group in fused.param_groups)
+    plain = (torch.optim.Adam if opt == "adam" else torch.optim.AdamW)(loop.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(3):
+        for one, other in zip(model.parameters(), loop.parameters(), strict=True):
+            one.grad = other.grad = torch.randn_like(one)
+        fused.step()
+        plain.step()
+    torch.testing.assert_close(list(model.parameters()), list(loop.parameters()), rtol=1e-12, atol=1e-13)

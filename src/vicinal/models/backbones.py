@@ -84,7 +84,7 @@ class Backbone:
         self,
         pretrained: bool = False,
         *,
-        prior: Priors = "none",
+        prior: Priors | None = "none",
         img_size: Any = None,
         patch_size: int | None = None,
         global_pool: str | None = None,
@@ -138,7 +138,7 @@ class Backbone:
                 arguments["global_pool"] = ""
         return model
 
-    def _make(self, prior: Priors, **arguments: Any) -> nn.Module:
+    def _make(self, prior: Priors | None, **arguments: Any) -> nn.Module:
         model = self.make(**{**self.shape, **arguments})
         prepare_native_for(model)
         attach_priors(model, prior, (arguments["in_chans"], *arguments["img_size"]))

@@ -22,7 +22,7 @@ DROP_PATH_RATE = 0.1
 def create_model(
     name: str,
     *,
-    prior: Priors = "none",
+    prior: Priors | None = "none",
     img_size: ImageSize | None = None,
     num_classes: int | None = 10,
     in_chans: int = 3,
@@ -42,7 +42,7 @@ def create_model(
 
     Args:
         name: one of `vicinal models`, such as `vit`, `swin`, `cait`, `pit`, `t2t`, `vit-mini`; or any model of timm.
-        prior: spec of the prior, such as `gmm` or `gmm:kernels=3+gab`.
+        prior: spec of the prior, such as `gmm` or `gmm:kernels=3+gab`; `none` or None for no prior.
         img_size: side, or height and width, of the images; 32 by default, for models of timm their own default.
         num_classes: number of outputs; None for that of the pretrained model.
         in_chans: number of image channels.

@@ -8,9 +8,9 @@ import torch
 from timm.layers import PatchEmbed, resample_abs_pos_embed
 from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices
-from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from vicinal.models.drop_path import VitBlock
 from vicinal.models.weight_init import init_xavier
 
 __all__ = ["Pit"]
@@ -114,7 +114,7 @@ class Pit(nn.Module):
         for index, (dim, depth, heads) in enumerate(zip(embed_dim, depths, num_heads, strict=True)):
             pool = Downsample(embed_dim[index - 1], dim, self.num_prefix_tokens, **factory_kwargs) if index else None
             block = partial(
-                Block,
+                VitBlock,
                 dim,
                 heads,
                 mlp_ratio,

@@ -18,20 +18,20 @@ Priors = str | Sequence[Mapping[str, Any]]
 """A prior for all layers, or several, each as `{"prior": "gmm", "layers": [names], "options": {...}}`."""
 
 
-def attach_priors(model: nn.Module, prior: Priors, shape: tuple[int, int, int]) -> None:
+def attach_priors(model: nn.Module, prior: Priors | None, shape: tuple[int, int, int]) -> None:
     """Attaches one prior to all layers of a model, or several to the layers that they name.
 
     Attention without a prior is computed by the package too, where it is timm's own.
 
     Args:
         model: a model without priors.
-        prior: what to attach.
+        prior: what to attach; nothing for None and `none`.
         shape: channels, height and width of the images.
 
     Raises:
         VicinalError: a layer does not exist or cannot take a prior.
     """
-    if prior != "none":
+    if prior is not None and prior != "none":
         _attach_each(model, prior, shape)
     use_package_attention(model)
 
@@ -53,13 +53,15 @@ def _is_named(names: frozenset[str], index: int, name: str) -> bool:
     return name in names
 
 
-def current_priors(prior: Priors, *, warn: bool = False) -> Priors:
+def current_priors(prior: Priors | None, *, warn: bool = False) -> Priors:
     """Returns priors with renamed option values replaced by their new names.
 
     Args:
-        prior: as a user or a config file has them.
+        prior: as a user or a config file has them; None is `none`.
         warn: warn of renamed values: True for priors that a user wrote, False for priors read from a file.
     """
+    if prior is None:
+        return "none"
     if not isinstance(prior, Sequence) or isinstance(prior, str):
         return current_spec(prior, warn=warn)
     return [_current_part(part, warn) for part in prior]

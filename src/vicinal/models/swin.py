@@ -8,6 +8,7 @@ from timm.models.swin_transformer import SwinTransformer, WindowAttention, get_r
 from torch import Tensor, nn
 
 from vicinal.grid import Grid
+from vicinal.models.drop_path import SwinBlock
 from vicinal.priors.relative_bias import stretch_flat_table
 
 __all__ = ["Swin"]
@@ -47,6 +48,9 @@ class Swin(SwinTransformer):
     def __init__(self, *, window_size: int = 4, **kwargs: Any) -> None:
         defaults = {"mlp_ratio": 2, "embed_layer": PatchEmbedWithPositions, "weight_init": "skip"}
         super().__init__(window_size=window_size, **{**defaults, **kwargs})
+        for stage in self.layers:
+            for block in stage.blocks:
+                block.__class__ = SwinBlock  # timm's stages take no class of their blocks
         self.window = (window_size, window_size)
         self._set_stages()
 

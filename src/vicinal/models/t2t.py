@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.errors import VicinalError
+from vicinal.models.drop_path import VitBlock
 
 __all__ = ["T2t", "TokensToToken"]
 
@@ -129,6 +130,7 @@ class T2t(VisionTransformer):
             "norm_layer": nn.LayerNorm,
             "weight_init": "skip",
             "embed_layer": TokensToToken,
+            "block_fn": VitBlock,
         }
         super().__init__(global_pool=global_pool, **{**defaults, **kwargs})
         shape, device, dtype = self.pos_embed.shape, self.pos_embed.device, self.pos_embed.dtype

@@ -9,6 +9,7 @@ from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from vicinal.grid import Grid
+from vicinal.models.drop_path import VitBlock
 from vicinal.models.weight_init import init_patch_embed, init_xavier, set_drop_path
 from vicinal.priors.relative_bias import stretch_flat_table
 
@@ -36,7 +37,7 @@ class Vit(VisionTransformer):
         self.token_std = token_std
         super().__init__(
             global_pool=global_pool,
-            **{"class_token": global_pool == "token", **_REFERENCE, **kwargs},
+            **{"class_token": global_pool == "token", "block_fn": VitBlock, **_REFERENCE, **kwargs},
         )
         set_drop_path(self.blocks, drop_path_rate)
         self.init_weights()

@@ -18,6 +18,8 @@ from vicinal.priors.full_precision import widen
 
 __all__ = ["GaussianMixture"]
 
+MAX_TABLE = 32768  # numbers that torch adds and multiplies without starting threads (at::internal::GRAIN_SIZE)
+
 
 class GaussianMixture(Prior):
     """Multiplies by a mixture of Gaussians of the distance (GMM).
@@ -71,11 +73,13 @@ class GaussianMixture(Prior):
     def scale_at(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Returns M(d), `(heads, *shape)`."""
         alpha = self.alpha[..., None, None]
-        # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns, and einsum
-        # sums over kernels without a table per kernel. The rate is part of the exponents: exp does not underflow early.
-        rate = -0.5 / (self.sigma.square() + EPSILON)[..., None, None]
-        over_rows, over_columns = torch.exp(rate * rows.square()), torch.exp(rate * columns.square())
-        if rows.shape[1] == 1 and columns.shape[0] == 1:
+        # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns. The rate is
+        # part of the exponents: exp2 does not underflow early. For small tables nothing here calls MKL, as `torch.exp`
+        # and matrix products do: it starts its threads for a few hundred numbers and, on busy cores, waits for them.
+        rate = -0.5 * math.log2(math.e) / (self.sigma.square() + EPSILON)[..., None, None]
+        over_rows, over_columns = torch.exp2(rate * rows.square()), torch.exp2(rate * columns.square())
+        is_large = rows.shape[0] * columns.shape[1] * rate.numel() >= MAX_TABLE
+        if is_large and rows.shape[1] == 1 and columns.shape[0] == 1:  # sum without a table per kernel
             return self.constant + torch.einsum("khy,khx->hyx", (alpha * over_rows)[..., 0], over_columns[..., 0, :])
         return self.constant + (alpha * over_rows * over_columns).sum(0)
 

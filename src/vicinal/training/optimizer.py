@@ -30,6 +30,9 @@ RELATIVE_POSITIONS = (
     "*cpb_mlp.*",  # Swin v2
 )
 """Patterns of the names of learned tables and networks of relative positions, in timm and transformers."""
+FUSED = ("adam", "adamw")
+"""Optimizers of torch that update a parameter in one pass on a CPU. Their loop calls MKL's sqrt for every parameter,
+which starts its threads and, on busy cores, waits for them."""
 
 
 def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -57,9 +60,11 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
         groups = _decay_norms(groups, model, config.weight_decay)
     for group in groups:
         group["lr_scale"] = group.pop("lr") / config.lr
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    options = {"fused": True} if on_cpu and config.opt in FUSED else {}
     try:
         optimizer: torch.optim.Optimizer = create_optimizer_v2(
-            groups, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay
+            groups, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, **options
         )
     except (ImportError, AssertionError, TypeError, ValueError) as error:
         raise ConfigError("opt", f"{config.opt} cannot be created: {error}") from error

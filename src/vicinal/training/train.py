@@ -23,7 +23,7 @@ from vicinal.models.save import save_config
 from vicinal.training.accelerator import make_accelerator
 from vicinal.training.checkpoints import Progress, load_best, load_checkpoint, save_best, save_checkpoint
 from vicinal.training.config import RESUME_FIELDS, ConfigError, TrainConfig
-from vicinal.training.cpu_memory import keep_freed_memory
+from vicinal.training.cpu_memory import tune_cpu
 from vicinal.training.device import find_device
 from vicinal.training.divergence import divergence_error
 from vicinal.training.environment import describe_environment, path_notes
@@ -67,7 +67,7 @@ def train(config: TrainConfig) -> Run:
     """
     if config.out is not None:
         Run.check_free(config.folder)
-    with keep_freed_memory(find_device(config.device).type == "cpu"):
+    with tune_cpu(find_device(config.device).type == "cpu"):
         return _train(config, None)
 
 
@@ -112,7 +112,7 @@ def resume(folder: str | Path, config: TrainConfig | None = None) -> Run:
     if run.finished:
         return run
     run.check_resumable()
-    with keep_freed_memory(find_device(config.device).type == "cpu"):
+    with tune_cpu(find_device(config.device).type == "cpu"):
         return _train(config, run)
 
 

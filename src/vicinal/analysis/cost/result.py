@@ -52,7 +52,7 @@ class Cost(AnalysisResult):
     """Number of attention layers."""
     batch_size: int
     activation_bytes: int
-    """Memory that is saved for the backward pass of a batch, in training."""
+    """Memory that is saved for the backward pass of a batch, in training, with no image dropped by drop path."""
     published: Published | None = None
 
     def as_dict(self) -> dict[str, Any]:
