@@ -1,4 +1,4 @@
-"""timm's attention without a prior by `attend_packed`, for models that this package makes.
+"""timm's attention without a prior by the native kernels, for models that this package makes.
 
 So the arms of a comparison differ in their prior, and not in the kernel that computes attention.
 """
@@ -11,12 +11,14 @@ from timm.models.swin_transformer import WindowAttention
 from torch import Tensor, nn
 
 from vicinal.attachment.timm_forwards import attention_forward, window_attention_forward
+from vicinal.attention.native.path import native_serves
 
 __all__ = ["use_package_attention"]
 
 
 def use_package_attention(model: nn.Module) -> None:
-    """Swaps the class of timm's attention modules that have no prior for one that calls `attend_packed`.
+    """Swaps the class of timm's attention modules that have no prior for one that calls `attend_packed` where
+    the native kernels serve it.
 
     Modules whose forward is not timm's own stay as they are. Names of weights stay, and so do copies and pickles, which
     name timm's class. `attach` and `detach` see timm's class.
@@ -45,7 +47,7 @@ class _Attention(_PlainAttention):
 
     def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Returns tokens, `(batch, tokens, dim)`."""
-        if is_causal:
+        if is_causal or not native_serves(x):
             return self.plain_class.forward(self, x, attn_mask, is_causal)  # type: ignore[no-any-return]
         return attention_forward(self, x, None, attn_mask)
 
@@ -55,6 +57,8 @@ class _WindowAttention(_PlainAttention):
 
     def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Returns windows, `(batch * windows, tokens, dim)`."""
+        if not native_serves(x):
+            return self.plain_class.forward(self, x, mask)  # type: ignore[no-any-return]
         return window_attention_forward(self, x, None, mask)
 
 

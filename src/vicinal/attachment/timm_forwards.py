@@ -89,15 +89,13 @@ def window_attention_forward(module: Any, x: Tensor, prior: PlacedPrior | None, 
         mask: `(windows, tokens, tokens)`, the same for every image.
     """
     dropout = module.attn_drop.p if module.training else 0.0
-    if mask is not None:
-        # The native kernels repeat it over the images. An exported graph would get a fixed number of them.
-        mask = mask[:, None] if native_serves(x) else mask[:, None].repeat(len(x) // len(mask), 1, 1, 1)
-    window = Grid(*module.window_size)
-    if prior is None or (prior.per_offset and prior.grid == window):
+    window, native = Grid(*module.window_size), native_serves(x)
+    if native and (prior is None or (prior.per_offset and prior.grid == window)):
         prior = with_table(prior, relative_table(module.relative_position_bias_table, window), window)
+        mask = None if mask is None else mask[:, None]
     else:
         bias = module._get_rel_pos_bias()
-        mask = bias if mask is None else bias + mask
+        mask = bias if mask is None else (bias + mask[:, None]).repeat(x.shape[0] // len(mask), 1, 1, 1)
     options = {"mask": mask, "dropout": dropout, "scale": module.scale}
     out = attend_packed(module.qkv(x), heads=module.num_heads, prior=prior, **options)
     return module.proj_drop(module.proj(out))  # type: ignore[no-any-return]

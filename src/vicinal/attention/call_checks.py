@@ -61,7 +61,10 @@ def _wrong_device(q: Tensor, k: Tensor, v: Tensor, prior: Prior | PlacedPrior | 
 
 def repeats(mask: Tensor | None, q: Tensor) -> bool:
     """Returns whether a 4-D mask is for fewer images than `q`, of which there is a multiple: windows of each image."""
-    return mask is not None and mask.dim() == 4 and 1 < len(mask) < len(q) and len(q) % len(mask) == 0
+    if mask is None or mask.dim() != 4:
+        return False
+    given, images = mask.shape[0], q.shape[0]  # `len` would make a constant of a symbolic size
+    return given != images and given > 1 and images % given == 0
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:

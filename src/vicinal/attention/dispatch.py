@@ -127,7 +127,7 @@ def _attend_ordered(
 
 def _repeated(mask: Tensor | None, q: Tensor) -> Tensor | None:
     """Returns a mask for all images of `q`."""
-    return mask.repeat(len(q) // len(mask), 1, 1, 1) if mask is not None and repeats(mask, q) else mask
+    return mask.repeat(q.shape[0] // mask.shape[0], 1, 1, 1) if mask is not None and repeats(mask, q) else mask
 
 
 def _dispatch(

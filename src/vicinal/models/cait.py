@@ -8,6 +8,7 @@ from timm.layers import resample_abs_pos_embed
 from timm.models import cait
 from torch import Tensor, nn
 
+from vicinal.former_bits import FORMER_BITS
 from vicinal.models.drop_path import CaitBlock
 from vicinal.models.weight_init import init_patch_embed, init_xavier, set_drop_path
 
@@ -72,6 +73,8 @@ class TalkingHeads(nn.Module):
 
 def mix(x: Tensor, weights: Tensor) -> Tensor:
     """Returns mixed heads, `(batch, heads, queries, keys)`: head g is the sum over h of `weights[h, g] * x[:, h]`."""
+    if FORMER_BITS:
+        return (weights.t() @ x.flatten(2)).view_as(x)
     # `@` would transpose x to multiply once for all images, which takes four times as long
     return torch.bmm(weights.t().expand(len(x), -1, -1), x.flatten(2)).view_as(x)
 

@@ -14,6 +14,8 @@ from timm.models import cait, swin_transformer, vision_transformer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vicinal.former_bits import FORMER_BITS
+
 __all__ = ["CaitBlock", "SwinBlock", "VitBlock", "add_branch"]
 
 MIN_IMAGES = 8  # below it, a batch rarely has dropped images
@@ -66,7 +68,8 @@ def _can_skip(block: nn.Module, x: Tensor, drop_path: Any) -> bool:
     batches. Dropout in the branch would draw other numbers; batch norm would see other images.
     """
     return bool(
-        type(drop_path) is DropPath
+        not FORMER_BITS
+        and type(drop_path) is DropPath
         and drop_path.training
         and 0 < drop_path.drop_prob < 1
         and drop_path.scale_by_keep

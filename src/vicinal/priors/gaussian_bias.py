@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from vicinal.former_bits import FORMER_BITS
 from vicinal.grid import Grid
 from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, initial_values
 from vicinal.priors.full_precision import widen
@@ -59,9 +60,11 @@ class GaussianBias(Prior):
     def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Returns B(d), `(heads, *shape)`."""
         sigma, amplitude = self.sigma[:, None, None], self.amplitude[:, None, None]
-        rate = -0.5 * math.log2(math.e) / (sigma.square() + EPSILON)
+        distance, width = rows.square() + columns.square(), sigma.square() + EPSILON
+        if FORMER_BITS:
+            return amplitude.square() * torch.exp(-distance / (2 * width))
         # exp2, because `torch.exp` calls MKL, which starts its threads for a small table (see `gaussian_mixture.py`)
-        return amplitude.square() * torch.exp2(rate * (rows.square() + columns.square()))
+        return amplitude.square() * torch.exp2(-0.5 * math.log2(math.e) / width * distance)
 
     def _carry(self, before: Grid, rescale: bool) -> None:
         if rescale:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vicinal.errors import VicinalError
+from vicinal.former_bits import FORMER_BITS
 from vicinal.grid import Grid
 from vicinal.priors.base import EPSILON, Prior, Values, flat_parameter, initial_values
 from vicinal.priors.full_precision import widen
@@ -76,9 +77,10 @@ class GaussianMixture(Prior):
         # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns. The rate is
         # part of the exponents: exp2 does not underflow early. For small tables nothing here calls MKL, as `torch.exp`
         # and matrix products do: it starts its threads for a few hundred numbers and, on busy cores, waits for them.
-        rate = -0.5 * math.log2(math.e) / (self.sigma.square() + EPSILON)[..., None, None]
-        over_rows, over_columns = torch.exp2(rate * rows.square()), torch.exp2(rate * columns.square())
-        is_large = rows.shape[0] * columns.shape[1] * rate.numel() >= MAX_TABLE
+        exponential, base = (torch.exp, 1.0) if FORMER_BITS else (torch.exp2, math.log2(math.e))
+        rate = -0.5 * base / (self.sigma.square() + EPSILON)[..., None, None]
+        over_rows, over_columns = exponential(rate * rows.square()), exponential(rate * columns.square())
+        is_large = FORMER_BITS or rows.shape[0] * columns.shape[1] * rate.numel() >= MAX_TABLE
         if is_large and rows.shape[1] == 1 and columns.shape[0] == 1:  # sum without a table per kernel
             return self.constant + torch.einsum("khy,khx->hyx", (alpha * over_rows)[..., 0], over_columns[..., 0, :])
         return self.constant + (alpha * over_rows * over_columns).sum(0)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vicinal.errors import VicinalError, unknown_name
+from vicinal.former_bits import FORMER_BITS
 from vicinal.priors.base import Prior
 from vicinal.training.config import ConfigError, TrainConfig
 
@@ -61,7 +62,7 @@ def create_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optim
     for group in groups:
         group["lr_scale"] = group.pop("lr") / config.lr
     on_cpu = next(model.parameters()).device.type == "cpu"
-    options = {"fused": True} if on_cpu and config.opt in FUSED else {}
+    options = {"fused": True} if on_cpu and config.opt in FUSED and not FORMER_BITS else {}
     try:
         optimizer: torch.optim.Optimizer = create_optimizer_v2(
             groups, opt=config.opt, lr=config.lr, weight_decay=config.weight_decay, **options
