@@ -9,6 +9,7 @@ namespace {
 using vicinal::Kernels;
 
 constexpr int64_t BLOCK_BYTES = 96 * 1024;  // of logits at a time: with the weights and gradients of backward, half of L2
+constexpr int64_t MIN_ROWS = 36;            // products that sum over the rows of a block are slow for fewer
 constexpr int64_t SHORT_SUM = 64;           // as many gradients are added in the compute type, and then in double
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -21,7 +22,7 @@ template <class T> struct Block {
     constexpr int64_t P = 2 * LANES<T>;
     stride = ((c.keys + LANES<T> + P - 1) / P * P) | P;  // odd multiples of a panel: rows do not share a cache set
     const int64_t most = BLOCK_BYTES / static_cast<int64_t>(sizeof(T)) / stride / TILE_ROWS * TILE_ROWS;
-    rows = most < TILE_ROWS ? TILE_ROWS : most;
+    rows = most < MIN_ROWS ? MIN_ROWS : most;
     const int64_t blocks = (c.queries + rows - 1) / rows;
     const int64_t even = (c.queries + blocks - 1) / blocks;
     rows = smaller(c.queries, (even + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS);

@@ -68,19 +68,22 @@ template <class T> inline Int<T> first(int64_t n) {
   return lane < static_cast<std::conditional_t<sizeof(T) == 4, int32_t, int64_t>>(n);
 }
 
-template <class T> inline T sum(Vec<T> x) {
-  T total = 0;
-  for (int width = LANES<T> / 2; width; width /= 2)
-    for (int i = 0; i < width; ++i) x[i] += x[i + width];
-  total = x[0];
-  return total;
+// Combines all lanes: halves, quarters, and so on, change places.
+template <class T, int WIDTH, class F, int... I>
+inline Vec<T> combined(Vec<T> x, F f, std::integer_sequence<int, I...> lanes) {
+  if constexpr (WIDTH == 0)
+    return x;
+  else
+    return combined<T, WIDTH / 2>(f(x, __builtin_shufflevector(x, x, (I ^ WIDTH)...)), f, lanes);
 }
 
-template <class T> inline T largest(Vec<T> x) {
-  T found = x[0];
-  for (int i = 1; i < LANES<T>; ++i) found = x[i] > found ? x[i] : found;
-  return found;
+template <class T, class F> inline T reduce(Vec<T> x, F f) {
+  return combined<T, LANES<T> / 2>(x, f, std::make_integer_sequence<int, LANES<T>>())[0];
 }
+template <class T> inline T sum(Vec<T> x) {
+  return reduce<T>(x, [](Vec<T> a, Vec<T> b) { return a + b; });
+}
+template <class T> inline T largest(Vec<T> x) { return reduce<T>(x, larger<T>); }
 
 // e^t for t <= 0 or hardly above it; exactly 0 below e^LOWEST, so that products of two results are normal. NaN stays.
 template <class T> inline Vec<T> exp(Vec<T> t) {
