@@ -19,6 +19,7 @@ test: .venv/.dev
 test-slow: .venv/.dev
 	$(BIN)/pytest -n auto -m slow
 	$(BIN)/pytest -n auto -m hypothesis --hypothesis-profile=random
+	VICINAL_NATIVE=0 $(BIN)/pytest -n auto tests/attention tests/attachment tests/models tests/mixing
 
 check: .venv/.dev
 	$(BIN)/ruff check .

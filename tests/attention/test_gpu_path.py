@@ -11,6 +11,7 @@ from attention_helpers import assert_all_close, gradients, inputs
 from vicinal import Grid, attend, build_prior
 from vicinal.attention import dispatch, gpu_path
 from vicinal.attention.gpu_path import Call, GpuPath, PriorKind, call_facts, choose_gpu_path
+from vicinal.attention.native import library
 
 TRAINING = Call("cuda", torch.bfloat16, 64, PriorKind.SCALE, learned=True, gradient=True)
 
@@ -28,6 +29,7 @@ def on_cuda(monkeypatch):
         chosen.append(choose_gpu_path(dataclasses.replace(call, device_type="cuda")))
         return chosen[-1]
 
+    monkeypatch.setattr(library, "_ready", False)  # the native library is for CPUs
     monkeypatch.setattr(dispatch, "runs_on_gpu", lambda q: True)
     monkeypatch.setattr(dispatch, "choose_gpu_path", choose)
     return chosen

@@ -80,21 +80,30 @@ def relative_error(x, truth):
     return ((x.double() - truth).square().mean() / truth.square().mean()).sqrt().item()
 
 
-def errors(attention, qkv, prior, direction):
+def errors(attention, draws, prior):
     """Returns relative root mean square errors of the output, and of gradients of q, k, v and the prior's parameters.
 
-    The truth is the formula in float64, computed from the same half-precision inputs.
+    The truth is the formula in float64, computed from the same half-precision inputs. All draws count together: the
+    gradient of one parameter is a single number, which one draw can bring near 0.
+
+    Args:
+        attention: called with q, k and v.
+        draws: several of q, k, v and the gradient of the output.
+        prior: of the attention.
     """
-    half, exact = ([x.detach().to(dtype).requires_grad_() for x in qkv] for dtype in (qkv[0].dtype, torch.float64))
-    wide = copy.deepcopy(prior).double()
-    scale, bias = wide()
-    logits = exact[0] @ exact[1].mT * exact[0].shape[-1] ** -0.5
-    logits = logits if scale is None else logits * scale
-    truth = (logits if bias is None else logits + bias).softmax(-1) @ exact[2]
-    out = attention(*half)
-    expected = torch.autograd.grad(truth, [*exact, *wide.parameters()], direction.double())
-    found = torch.autograd.grad(out, [*half, *prior.parameters()], direction)
-    return [relative_error(a, b) for a, b in zip((out, *found), (truth, *expected), strict=True)]
+    wide, both = copy.deepcopy(prior).double(), []
+    for *qkv, direction in draws:
+        half, exact = ([x.detach().to(dtype).requires_grad_() for x in qkv] for dtype in (qkv[0].dtype, torch.float64))
+        scale, bias = wide()
+        logits = exact[0] @ exact[1].mT * exact[0].shape[-1] ** -0.5
+        logits = logits if scale is None else logits * scale
+        truth = (logits if bias is None else logits + bias).softmax(-1) @ exact[2]
+        out = attention(*half)
+        expected = torch.autograd.grad(truth, [*exact, *wide.parameters()], direction.double())
+        found = torch.autograd.grad(out, [*half, *prior.parameters()], direction)
+        both.append(((out, *found), (truth, *expected)))
+    found, truths = ([torch.stack(each) for each in zip(*side, strict=True)] for side in zip(*both, strict=True))
+    return [relative_error(a, b) for a, b in zip(found, truths, strict=True)]
 
 
 @pytest.mark.parametrize("spec", ["none", "gab", "conv", "gmm:init=spread", "gmm:init=spread+gab"])
@@ -103,13 +112,14 @@ def errors(attention, qkv, prior, direction):
 def test_half_precision_errs_at_most_as_much_as_sdpa(dtype, dim, spec):
     grid = Grid(8, 8, prefix=1)
     torch.manual_seed(0)
-    *qkv, direction = torch.randn(4, 8, 4, grid.tokens, dim).to(dtype)
-    plain = errors(F.scaled_dot_product_attention, qkv, build_prior("none", heads=4, grid=grid), direction)
+    draws = torch.randn(3, 4, 4, 4, grid.tokens, dim).to(dtype)
+    *qkv, _ = draws[0]
+    plain = errors(F.scaled_dot_product_attention, draws, build_prior("none", heads=4, grid=grid))
     prior = build_prior(spec, heads=4, grid=grid)
     # A sum over all pairs, the gradient of a parameter is compared to the gradients of queries.
     limits = [*plain, *(plain[1] for _ in prior.parameters())]
     for backend in ("auto", "recompute", "plain"):
-        found = errors(lambda q, k, v, b=backend: attend(q, k, v, prior=prior, backend=b), qkv, prior, direction)
+        found = errors(lambda q, k, v, b=backend: attend(q, k, v, prior=prior, backend=b), draws, prior)
         assert all(error <= 1.1 * limit for error, limit in zip(found, limits, strict=True)), (backend, found, limits)
         with torch.no_grad():
             out = attend(*qkv, prior=prior, backend=backend)

@@ -91,13 +91,13 @@ def test_what_timm_saved_itself(tmp_path):
     model = timm.create_model("test_vit", num_classes=4).eval()
     timm.models.save_for_hf(model, tmp_path / "model", model_args={"num_classes": 4}, safe_serialization=True)
     images = torch.randn(2, 3, 160, 160)
-    assert torch.equal(vicinal.load(tmp_path / "model")(images), model(images))
+    torch.testing.assert_close(vicinal.load(tmp_path / "model")(images), model(images))  # by another kernel
     config = config_of(tmp_path / "model")
     declared = config.pop("pretrained_cfg") | {"mean": [0.1, 0.2, 0.3]}
     write_config(tmp_path / "model", config | declared)  # the older layout, all in one
     loaded = vicinal.load(tmp_path / "model")
     assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
-    assert torch.equal(loaded(images), model(images))
+    torch.testing.assert_close(loaded(images), model(images))
 
 
 def test_a_head_that_was_replaced(tmp_path):
@@ -161,7 +161,7 @@ def test_unknown_arguments_of_a_timm_model_are_asked_for(tmp_path):
     with pytest.raises(vicinal.VicinalError, match=r"is not this model: blocks\.10.*model_args="):
         vicinal.save(model, tmp_path / "model")
     folder = vicinal.save(model, tmp_path / "model", model_args={"depth": 2})
-    assert torch.equal(vicinal.load(folder)(IMAGES), model(IMAGES))
+    torch.testing.assert_close(vicinal.load(folder)(IMAGES), model(IMAGES))
 
 
 class Hub:

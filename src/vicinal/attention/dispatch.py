@@ -78,15 +78,15 @@ def attend(
             q and k of a quadratic bias (`conv`), `native` are the kernels for CPUs.
         order: token at each position of the prior's grid, `(tokens,)`; None if tokens are in that order.
     """
-    if not torch.compiler.is_compiling() and has_torch_function((q, k, v)):  # inside a tap, for example
-        options: Any = {"prior": prior, "dropout": dropout, "scale": scale, "backend": backend}
-        if order is None:
-            return handle_torch_function(attend, (q, k, v), q, k, v, mask=_repeated(mask, q), **options)
-        return _attend_ordered(q, k, v, order, mask, options)
     if backend not in get_args(Backend):
         raise unknown_name("backend", backend, get_args(Backend))
+    options: Any = {"dropout": dropout, "scale": scale, "backend": backend}
+    if not torch.compiler.is_compiling() and has_torch_function((q, k, v)):  # inside a tap, for example
+        if order is not None:
+            return _attend_ordered(q, k, v, order, mask=mask, prior=prior, **options)
+        mask = _repeated(mask, q)
+        return handle_torch_function(attend, (q, k, v), q, k, v, mask=mask, prior=prior, **options)
     if isinstance(prior, PriorPerImage):
-        options = {"dropout": dropout, "scale": scale, "backend": backend}
         groups = prior.split(q, k, v, mask)
         return prior.join([attend(*qkv, prior=placed, mask=its_mask, **options) for placed, *qkv, its_mask in groups])
     if prior is None and not _native_without_prior(q, k, v, dropout, backend):
@@ -95,18 +95,9 @@ def attend(
     check_call(q, k, v, prior, mask, dropout)
     if autocasting(q.device):  # as scaled_dot_product_attention does
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
-    softmax_scale = q.shape[-1] ** -0.5 if scale is None else scale
     with full_precision(q.device):
-        if backend in ("auto", "native") and native_serves(q, k, v, dropout=dropout):
-            options = {"dropout": dropout, "softmax_scale": softmax_scale, "order": order}
-            mask = mask if order is None else ordered_mask(mask, order)
-            return attend_native(q, k, v, prior, mask=mask, **options)
-        if backend == "native":
-            raise VicinalError("backend='native' is not available for this call; `vicinal doctor` says what is built")
-        assert prior is not None
-        if order is not None:
-            return _attend_ordered(q, k, v, order, mask, {"prior": prior, "dropout": dropout, "scale": scale})
-        return _dispatch(q, k, v, prior, _repeated(mask, q), dropout, softmax_scale, backend)
+        softmax_scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return _dispatch(q, k, v, prior, mask, dropout, softmax_scale, backend, order)
 
 
 def _native_without_prior(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: str) -> bool:
@@ -117,9 +108,7 @@ def _native_without_prior(q: Tensor, k: Tensor, v: Tensor, dropout: float, backe
     return backend == "auto" and same and native_serves(q, k, v, dropout=dropout)
 
 
-def _attend_ordered(
-    q: Tensor, k: Tensor, v: Tensor, order: Tensor, mask: Tensor | None, options: dict[str, Any]
-) -> Tensor:
+def _attend_ordered(q: Tensor, k: Tensor, v: Tensor, order: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
     """Returns `attend` of tokens that are put in the order of the prior's grid, and back: `(..., tokens, v_dim)`."""
     q, k, v = (x.index_select(-2, order) for x in (q, k, v))
     return attend(q, k, v, mask=ordered_mask(mask, order), **options).index_select(-2, order.argsort())
@@ -131,6 +120,31 @@ def _repeated(mask: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def _dispatch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    prior: Prior | PlacedPrior | None,
+    mask: Tensor | None,
+    dropout: float,
+    softmax_scale: float,
+    backend: Backend,
+    order: Tensor | None,
+) -> Tensor:
+    """Returns attention by the native kernels, or else by `_attend_by_torch`: `(batch, heads, queries, v_dim)`."""
+    if backend in ("auto", "native") and native_serves(q, k, v, dropout=dropout):
+        mask = mask if order is None else ordered_mask(mask, order)
+        options: Any = {"mask": mask, "dropout": dropout, "softmax_scale": softmax_scale, "order": order}
+        return attend_native(q, k, v, prior, **options)
+    if backend == "native":
+        raise VicinalError("backend='native' is not available for this call; `vicinal doctor` says what is built")
+    assert prior is not None
+    if order is not None:
+        options = {"prior": prior, "dropout": dropout, "scale": softmax_scale, "backend": backend}
+        return _attend_ordered(q, k, v, order, mask, **options)
+    return _attend_by_torch(q, k, v, prior, _repeated(mask, q), dropout, softmax_scale, backend)
+
+
+def _attend_by_torch(
     q: Tensor,
     k: Tensor,
     v: Tensor,

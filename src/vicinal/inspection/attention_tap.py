@@ -173,7 +173,7 @@ class _Layer:
         module = self.site.module
         attached = hasattr(type(module), "plain_class")
         self.position = getattr(module, "prior_position", None) if attached else None
-        with _Reader(self, getattr(module, "prior", None) if attached else None):
+        with _Reader(self, attached, getattr(module, "prior", None) if attached else None):
             if self._before is not None:
                 output = self._before(*args, **kwargs)
             else:
@@ -225,9 +225,9 @@ class _Layer:
 class _Reader(AttentionMode):
     """Reads the attention of one module while it runs."""
 
-    def __init__(self, layer: _Layer, prior: Any) -> None:
+    def __init__(self, layer: _Layer, ours: bool, prior: Any) -> None:
         super().__init__()
-        self.layer, self.prior = layer, prior
+        self.layer, self.ours, self.prior = layer, ours, prior
         self.products = self.softmaxes = self.fused = 0
         site = layer.site
         self.numbers = [step.product for step in site.steps]
@@ -293,6 +293,6 @@ class _Reader(AttentionMode):
         number = self.fused
         self.fused += 1
         # A fast forward of ours calls `attend` where the module's own computes plain attention.
-        wanted = self.prior is not None and number < len(self.numbers) if self.plain else number in self.numbers
+        wanted = self.ours and number < len(self.numbers) if self.plain else number in self.numbers
         if wanted:
             self.layer.compute(q, k, self.prior is not None, **settings)

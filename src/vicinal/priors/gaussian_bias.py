@@ -58,8 +58,8 @@ class GaussianBias(Prior):
         return widen(self.flat_amplitude).expand(self.heads)
 
     def bias_at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Returns B(d), `(heads, *shape)`."""
-        sigma, amplitude = self.sigma[:, None, None], self.amplitude[:, None, None]
+        """Returns B(d), `(heads or 1, *shape)`."""
+        sigma, amplitude = (widen(x)[:, None, None] for x in (self.flat_sigma, self.flat_amplitude))
         distance, width = rows.square() + columns.square(), sigma.square() + EPSILON
         if FORMER_BITS:
             return amplitude.square() * torch.exp(-distance / (2 * width))

@@ -72,13 +72,13 @@ class GaussianMixture(Prior):
         return widen(self.flat_alpha).view(self.kernels, -1).expand(-1, self.heads)
 
     def scale_at(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Returns M(d), `(heads, *shape)`."""
-        alpha = self.alpha[..., None, None]
+        """Returns M(d), `(heads or 1, *shape)`."""
+        sigma, alpha = (widen(x).view(self.kernels, -1, 1, 1) for x in (self.flat_sigma, self.flat_alpha))
         # |d|^2 = rows^2 + columns^2, so each Gaussian is a product of one over rows and one over columns. The rate is
         # part of the exponents: exp2 does not underflow early. For small tables nothing here calls MKL, as `torch.exp`
         # and matrix products do: it starts its threads for a few hundred numbers and, on busy cores, waits for them.
         exponential, base = (torch.exp, 1.0) if FORMER_BITS else (torch.exp2, math.log2(math.e))
-        rate = -0.5 * base / (self.sigma.square() + EPSILON)[..., None, None]
+        rate = -0.5 * base / (sigma.square() + EPSILON)
         over_rows, over_columns = exponential(rate * rows.square()), exponential(rate * columns.square())
         is_large = FORMER_BITS or rows.shape[0] * columns.shape[1] * rate.numel() >= MAX_TABLE
         if is_large and rows.shape[1] == 1 and columns.shape[0] == 1:  # sum without a table per kernel

@@ -56,9 +56,12 @@ template <class T> bool run(const Kernels* kernels, const Shape& s, int64_t work
   std::vector<int64_t> order(n);
   for (int64_t i = 0; i < n; ++i) order[i] = n - 1 - i;
   Call call{};
-  call.batch = s.batch, call.heads = s.heads, call.queries = call.keys = n, call.dim = s.dim, call.value_dim = s.value_dim;
-  call.q = tokens(q, s.heads, n, s.dim), call.k = tokens(k, s.heads, n, s.dim), call.v = tokens(v, s.heads, n, s.value_dim);
-  call.dq = tokens(dq, s.heads, n, s.dim), call.dk = tokens(dk, s.heads, n, s.dim), call.dv = tokens(dv, s.heads, n, s.value_dim);
+  call.batch = s.batch, call.heads = s.heads, call.queries = call.keys = n, call.dim = s.dim,
+  call.value_dim = s.value_dim;
+  call.q = tokens(q, s.heads, n, s.dim), call.k = tokens(k, s.heads, n, s.dim),
+  call.v = tokens(v, s.heads, n, s.value_dim);
+  call.dq = tokens(dq, s.heads, n, s.dim), call.dk = tokens(dk, s.heads, n, s.dim),
+  call.dv = tokens(dv, s.heads, n, s.value_dim);
   call.out = tokens(out, s.heads, n, s.value_dim);
   call.order = s.order ? order.data() : nullptr;
   call.scale = s.scale ? scale.data() : nullptr, call.bias = s.bias ? bias.data() : nullptr;
@@ -95,10 +98,22 @@ int main() {
       for (int64_t dim : {7, 16})
         for (int kind = 0; kind < 16; ++kind) {
           const bool mask = kind & 4, order = kind & 8;
-          const Shape s{3,           2,    height, width, prefix, dim, dim + kind % 3, (kind & 3) != 3, (kind & 1) != 0,
-                        kind % 3 > 0, mask, order,  kind % 5 ? 0.0 : 0.3};
+          const Shape s{3,
+                        2,
+                        height,
+                        width,
+                        prefix,
+                        dim,
+                        dim + kind % 3,
+                        (kind & 3) != 3,
+                        (kind & 1) != 0,
+                        kind % 3 > 0,
+                        mask,
+                        order,
+                        kind % 5 ? 0.0 : 0.3};
           if (!run<float>(kernels, s, 2) || !run<double>(kernels, s, 1)) {
-            std::printf("not finite: %d x %d, prefix %d, dim %d, kind %d\n", int(height), int(width), int(prefix), int(dim), kind);
+            std::printf("not finite: %d x %d, prefix %d, dim %d, kind %d\n", int(height), int(width), int(prefix),
+                        int(dim), kind);
             return 1;
           }
           ++count;

@@ -1,5 +1,6 @@
 """When the library is built and loaded, what is said, and what is recorded."""
 
+# ruff: noqa: F811
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from native_fixtures import unprepared  # noqa: F401
 from native_stubs import compiled, forget, write_compiler
 from vicinal.attention.native import library
 from vicinal.attention.native.cpu_features import runnable_variants

@@ -14,6 +14,7 @@ from vicinal.analysis.cost.result import Cost, published
 from vicinal.analysis.cost.saved_tensors import saved_bytes
 from vicinal.analysis.inputs import check_batch_size, model_name
 from vicinal.attachment import get_priors
+from vicinal.attention.native import native_ready
 from vicinal.errors import VicinalError
 from vicinal.inspection.attention_observer import observe_attention
 from vicinal.inspection.model_runner import ImageSize, ModelRunner, eval_without_side_effects, make_runner
@@ -130,11 +131,29 @@ def _baddbmm_flops(input: Any, left: Any, right: Any, *rest: Any, out_shape: Any
     return int(2 * left[0] * left[1] * left[2] * right[2])
 
 
+def _attention_flops(q: Any, k: Any, v: Any, *rest: Any, out_shape: Any = None, **more: Any) -> int:
+    """Returns floating-point operations of both products of the native attention, from the shapes of its arguments."""
+    return int(2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3]))
+
+
+def _packed_attention_flops(qkv: Any, heads: int, *rest: Any, out_shape: Any = None, **more: Any) -> int:
+    """Returns floating-point operations of both products of the native attention of a projection."""
+    return int(4 * qkv[0] * qkv[1] * qkv[1] * qkv[2] // 3)
+
+
+def _counted_operators() -> dict[Any, Callable[..., int]]:
+    """Returns what `FlopCounterMode` does not count by itself: attention under a prior uses it."""
+    found: dict[Any, Callable[..., int]] = {torch.ops.aten.baddbmm_: _baddbmm_flops}
+    if native_ready():
+        library = torch.ops.vicinal_native
+        found |= {library.forward: _attention_flops, library.forward_packed: _packed_attention_flops}
+    return found
+
+
 def _macs(run: ModelRunner, images: int) -> tuple[int, int]:
     """Returns MACs of a batch, in layers and in all products; those of a prior's table are included once."""
     layers = _LayerMacs()
-    # FlopCounterMode counts `baddbmm`, but not its in-place form, which attention under a prior uses.
-    products = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: _baddbmm_flops})
+    products = FlopCounterMode(display=False, custom_mapping=_counted_operators())
     with sdpa_kernel(SDPBackend.MATH), products, layers:  # products inside a fused kernel are not counted
         run(run.noise(images))
     return layers.count, products.get_total_flops() // 2

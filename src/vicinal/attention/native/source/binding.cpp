@@ -49,11 +49,16 @@ void set_variant(const std::string& name) {
 
 Type type_of(const Tensor& x) {
   switch (x.scalar_type()) {
-    case at::kDouble: return Type::f64;
-    case at::kBFloat16: return Type::bf16;
-    case at::kHalf: return Type::f16;
-    case at::kFloat: return Type::f32;
-    default: TORCH_CHECK(false, "attention takes floating-point numbers, given ", x.scalar_type());
+    case at::kDouble:
+      return Type::f64;
+    case at::kBFloat16:
+      return Type::bf16;
+    case at::kHalf:
+      return Type::f16;
+    case at::kFloat:
+      return Type::f32;
+    default:
+      TORCH_CHECK(false, "attention takes floating-point numbers, given ", x.scalar_type());
   }
 }
 
@@ -82,7 +87,8 @@ class Prepared {
         call{} {
     TORCH_CHECK(k.size(0) == q.size(0) && k.size(1) == q.size(1) && k.size(3) == q.size(3) && v.size(2) == k.size(2),
                 "q, k and v do not fit");
-    TORCH_CHECK(!options.height || q.size(2) == options.prefix + options.height * options.width, "tokens do not fill the grid");
+    TORCH_CHECK(!options.height || q.size(2) == options.prefix + options.height * options.width,
+                "tokens do not fill the grid");
     call.batch = q.size(0), call.heads = q.size(1), call.queries = q.size(2), call.keys = k.size(2);
     call.dim = q.size(3), call.value_dim = v.size(3);
     call.q = tokens_of(q), call.k = tokens_of(k), call.v = tokens_of(v);
@@ -216,9 +222,9 @@ Gradients backward_of(const Tensor& g, const Tensor& q, const Tensor& k, const T
   return {totals[0], totals[1], d_mask};
 }
 
-#define OPTIONS                                                                                                       \
-  const optional<Tensor>&scale, const optional<Tensor>&bias, const optional<Tensor>&mask,                             \
-      const optional<Tensor>&order, int64_t height, int64_t width, int64_t prefix, bool per_offset,                   \
+#define OPTIONS                                                                                     \
+  const optional<Tensor>&scale, const optional<Tensor>&bias, const optional<Tensor>&mask,           \
+      const optional<Tensor>&order, int64_t height, int64_t width, int64_t prefix, bool per_offset, \
       double softmax_scale, double dropout, int64_t seed
 #define GIVEN {scale, bias, mask, order, height, width, prefix, per_offset, softmax_scale, dropout, seed}
 
@@ -260,13 +266,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_packed(const Tensor& g, cons
   return {d_qkv, d_scale, d_bias, d_mask};
 }
 
+// A kernel for CPUs, which dispatch modes (FlopCounterMode, fake tensors) see as one operator.
+template <class F> torch::CppFunction on_cpu(F f) { return torch::dispatch(c10::DispatchKey::CPU, f); }
+
 }  // namespace
 
 TORCH_LIBRARY(vicinal_native, library) {
   library.def("variants", &variants);
   library.def("set_variant", &set_variant);
-  library.def("forward", &forward);
-  library.def("backward", &backward);
-  library.def("forward_packed", &forward_packed);
-  library.def("backward_packed", &backward_packed);
+  library.def("forward", on_cpu(TORCH_FN(forward)));
+  library.def("backward", on_cpu(TORCH_FN(backward)));
+  library.def("forward_packed", on_cpu(TORCH_FN(forward_packed)));
+  library.def("backward_packed", on_cpu(TORCH_FN(backward_packed)));
 }

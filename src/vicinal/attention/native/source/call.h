@@ -28,10 +28,10 @@ struct Call {
   const void *scale, *bias;  // (heads, size) in the compute type, null for none; scale times `factor`
   const int64_t* start;      // (queries)
   int64_t size, neutral, prefix, run, step;
-  double factor;  // softmax_scale
+  double factor;             // softmax_scale
   double *d_scale, *d_bias;  // sums over pairs, a slot of `size` numbers for each head of a worker; null if not wanted
 
-  const void* mask;  // null, or terms in the compute type; keys lie side by side
+  const void* mask;                                        // null, or terms in the compute type; keys lie side by side
   int64_t mask_image, mask_head, mask_query, mask_period;  // strides; the mask of image i is that of i % mask_period
   double* d_mask;                                          // in the shape of the mask, `mask_size` numbers a worker
   int64_t mask_size;

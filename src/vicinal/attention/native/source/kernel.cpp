@@ -8,9 +8,10 @@ namespace {
 
 using vicinal::Kernels;
 
-constexpr int64_t BLOCK_BYTES = 96 * 1024;  // of logits at a time: with the weights and gradients of backward, half of L2
-constexpr int64_t MIN_ROWS = 36;            // products that sum over the rows of a block are slow for fewer
-constexpr int64_t SHORT_SUM = 64;           // as many gradients are added in the compute type, and then in double
+constexpr int64_t BLOCK_BYTES =
+    96 * 1024;                     // of logits at a time: with the weights and gradients of backward, half of L2
+constexpr int64_t MIN_ROWS = 36;   // products that sum over the rows of a block are slow for fewer
+constexpr int64_t SHORT_SUM = 64;  // as many gradients are added in the compute type, and then in double
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -83,8 +84,7 @@ template <class T, bool SCALE, bool BIAS> void forward(const Call& c, int64_t be
         shares[r] = softmax_row<T, SCALE, BIAS>(c, image, head, start + r, products + r * block.stride,
                                                 norms ? norms + 2 * (start + r) : nullptr);
       T* to = result.at + start * result.row;
-      product<T>(rows, c.value_dim, c.keys, {products, block.stride, 1}, {values.at, values.row, P},
-                 {to, result.row});
+      product<T>(rows, c.value_dim, c.keys, {products, block.stride, 1}, {values.at, values.row, P}, {to, result.row});
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t j = 0; j < c.value_dim; j += LANES<T>)
           store(to + r * result.row + j, load(to + r * result.row + j) * shares[r]);
@@ -96,8 +96,7 @@ template <class T, bool SCALE, bool BIAS> void forward(const Call& c, int64_t be
 // Sums of the gradients of the prior's values: in the compute type for a few images, then in double.
 template <class T> class ValueSums {
  public:
-  ValueSums(const Call& c, double* sums, int64_t worker, T* room)
-      : c_(c), sums_(sums), worker_(worker), local_(room) {
+  ValueSums(const Call& c, double* sums, int64_t worker, T* room) : c_(c), sums_(sums), worker_(worker), local_(room) {
     for (int64_t i = 0; sums_ && i < size(c); ++i) local_[i] = 0;
   }
   static int64_t size(const Call& c) { return (c.head_major ? 1 : c.heads) * c.size; }
@@ -121,8 +120,8 @@ template <class T> class ValueSums {
 template <class T> struct BackwardBlock {  // one block of rows, each of which is products, weights and gradients
   T* rows;
   int64_t stride, pitch;
-  T *weights() const { return rows + stride; }
-  T *gradient() const { return rows + 2 * stride; }
+  T* weights() const { return rows + stride; }
+  T* gradient() const { return rows + 2 * stride; }
 };
 
 // Weights and gradients of the products of one query.
@@ -155,7 +154,8 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
   Staged<T> q(c.q, c.queries, c.dim, c.order), k(c.k, c.keys, c.dim, c.order), v(c.v, c.keys, c.value_dim, c.order);
   Staged<T> g(c.out, c.queries, c.value_dim, c.order), dq(c.dq, c.queries, c.dim, c.order);
   Staged<T> dk(c.dk, c.keys, c.dim, c.order), dv(c.dv, c.keys, c.value_dim, c.order);
-  const int64_t k_size = block.stride * c.dim, v_size = block.stride * c.value_dim, row_size = block.rows * 3 * block.stride;
+  const int64_t k_size = block.stride * c.dim, v_size = block.stride * c.value_dim,
+                row_size = block.rows * 3 * block.stride;
   const int64_t sums = ValueSums<T>::size(c), d_scales = SCALE ? sums : 0, d_biases = BIAS ? sums : 0;
   int64_t total = k_size + v_size + row_size + d_scales + d_biases + LANES<T>;
   for (const Staged<T>* each : {&q, &k, &v, &g, &dq, &dk, &dv}) total += each->room();
@@ -163,7 +163,8 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
   T *const k_packed = room, *const v_packed = k_packed + k_size;
   const BackwardBlock<T> rows_of{v_packed + v_size, block.stride, 3 * block.stride};
   room = rows_of.rows + row_size + LANES<T>;
-  ValueSums<T> d_scale(c, SCALE ? c.d_scale : nullptr, worker, room), d_bias(c, BIAS ? c.d_bias : nullptr, worker, room + d_scales);
+  ValueSums<T> d_scale(c, SCALE ? c.d_scale : nullptr, worker, room),
+      d_bias(c, BIAS ? c.d_bias : nullptr, worker, room + d_scales);
   room += d_scales + d_biases;
   for (Staged<T>* each : {&q, &k, &v, &g, &dq, &dk, &dv}) each->use(room), room += each->room();
   double* d_mask = c.d_mask ? c.d_mask + worker * c.mask_size : nullptr;
@@ -185,14 +186,17 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
       for (int64_t r = 0; r < rows; ++r) {
         T* at = rows_of.rows + r * pitch;
         double* mask = d_mask ? d_mask + mask_row<T>(c, image, head, start + r) : nullptr;
-        backward_row<T, SCALE, BIAS>(c, image, head, start + r,
-                                     {at, at + block.stride, at + 2 * block.stride, d_scale.of(head), d_bias.of(head), mask, false},
-                                     norms + 2 * (start + r));
+        backward_row<T, SCALE, BIAS>(
+            c, image, head, start + r,
+            {at, at + block.stride, at + 2 * block.stride, d_scale.of(head), d_bias.of(head), mask, false},
+            norms + 2 * (start + r));
       }
       product<T>(rows, c.dim, c.keys, {rows_of.gradient(), pitch, 1}, {keys.at, keys.row, P},
                  {to_q.at + start * to_q.row, to_q.row});
-      product<T>(c.keys, c.dim, rows, {rows_of.gradient(), 1, pitch}, {from, queries.row, P}, {to_k.at, to_k.row}, start > 0);
-      product<T>(c.keys, c.value_dim, rows, {rows_of.weights(), 1, pitch}, {go, grads.row, P}, {to_v.at, to_v.row}, start > 0);
+      product<T>(c.keys, c.dim, rows, {rows_of.gradient(), 1, pitch}, {from, queries.row, P}, {to_k.at, to_k.row},
+                 start > 0);
+      product<T>(c.keys, c.value_dim, rows, {rows_of.weights(), 1, pitch}, {go, grads.row, P}, {to_v.at, to_v.row},
+                 start > 0);
     }
     for (const Staged<T>* each : {&dq, &dk, &dv}) each->finish(image, head);
     const bool last = pair + (c.head_major ? 1 : c.heads) >= end;
@@ -202,14 +206,16 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
 }
 
 template <class T> void run_forward(const Call& c, int64_t begin, int64_t end, int64_t worker) {
-  const auto run = c.scale ? c.bias ? forward<T, true, true> : forward<T, true, false>
-                           : c.bias ? forward<T, false, true> : forward<T, false, false>;
+  const auto run = c.scale  ? c.bias ? forward<T, true, true> : forward<T, true, false>
+                   : c.bias ? forward<T, false, true>
+                            : forward<T, false, false>;
   run(c, begin, end, worker);
 }
 
 template <class T> void run_backward(const Call& c, int64_t begin, int64_t end, int64_t worker) {
-  const auto run = c.scale ? c.bias ? backward<T, true, true> : backward<T, true, false>
-                           : c.bias ? backward<T, false, true> : backward<T, false, false>;
+  const auto run = c.scale  ? c.bias ? backward<T, true, true> : backward<T, true, false>
+                   : c.bias ? backward<T, false, true>
+                            : backward<T, false, false>;
   run(c, begin, end, worker);
 }
 

@@ -7,9 +7,9 @@ namespace {
 
 using vicinal::Call;
 
-// Calls f(first key, its number in the prior's values, keys left in this run) for all keys of a query, vector by vector.
-template <class T, class F>
-inline __attribute__((always_inline)) void over_keys(const Call& c, int64_t query, F f) {
+// Calls f(first key, its number in the prior's values, keys left in this run) for all keys of a query, vector by
+// vector.
+template <class T, class F> inline __attribute__((always_inline)) void over_keys(const Call& c, int64_t query, F f) {
   constexpr int L = LANES<T>;
   const int64_t run = c.run, full = run / L * L;
   for (int64_t x = 0; x < c.prefix; x += L) f(x, c.neutral + x, c.prefix - x);

@@ -47,10 +47,14 @@ inline uint16_t float_to_bfloat(float x) {
 // Calls f with a null pointer of the type in memory and the conversions from and to float.
 template <class F> inline void with_type(Type type, F f) {
   switch (type) {
-    case Type::bf16: return f(static_cast<uint16_t*>(nullptr), bfloat_to_float, float_to_bfloat);
-    case Type::f16: return f(static_cast<uint16_t*>(nullptr), half_to_float, float_to_half);
-    case Type::f64: return f(static_cast<double*>(nullptr), [](double x) { return x; }, [](double x) { return x; });
-    default: return f(static_cast<float*>(nullptr), [](float x) { return x; }, [](float x) { return x; });
+    case Type::bf16:
+      return f(static_cast<uint16_t*>(nullptr), bfloat_to_float, float_to_bfloat);
+    case Type::f16:
+      return f(static_cast<uint16_t*>(nullptr), half_to_float, float_to_half);
+    case Type::f64:
+      return f(static_cast<double*>(nullptr), [](double x) { return x; }, [](double x) { return x; });
+    default:
+      return f(static_cast<float*>(nullptr), [](float x) { return x; }, [](float x) { return x; });
   }
 }
 
@@ -62,7 +66,10 @@ template <class T> constexpr int64_t padded(int64_t dim) { return (dim + LANES<T
 template <class T> class Staged {
  public:
   Staged(const Tokens& tensor, int64_t tokens, int64_t dim, const int64_t* order)
-      : tensor_(tensor), tokens_(tokens), dim_(dim), order_(order),
+      : tensor_(tensor),
+        tokens_(tokens),
+        dim_(dim),
+        order_(order),
         in_place_(tensor.type == TYPE_OF<T> && tensor.channel == 1 && dim % LANES<T> == 0 && !order) {}
 
   int64_t room() const { return in_place_ ? 0 : tokens_ * padded<T>(dim_); }

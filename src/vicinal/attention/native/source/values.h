@@ -20,10 +20,18 @@ struct Layout {
 
   Layout(int64_t heads, int64_t queries, int64_t keys, int64_t height, int64_t width, int64_t prefix, bool per_offset,
          bool any)
-      : heads(heads), height(height), width(width), prefix(any ? prefix : 0), per_offset(per_offset),
-        copied(per_offset && width <= WIDEST_COPIED_ROW), step(0), start(queries) {
+      : heads(heads),
+        height(height),
+        width(width),
+        prefix(any ? prefix : 0),
+        per_offset(per_offset),
+        copied(per_offset && width <= WIDEST_COPIED_ROW),
+        step(0),
+        start(queries) {
     run = per_offset && !copied && any ? width : keys - this->prefix;
-    neutral = !any ? 0 : !per_offset ? (queries - prefix) * run : (2 * height - 1) * (copied ? width * width : 2 * width - 1);
+    neutral = !any          ? 0
+              : !per_offset ? (queries - prefix) * run
+                            : (2 * height - 1) * (copied ? width * width : 2 * width - 1);
     step = per_offset && !copied ? 2 * width - 1 : 0;
     size = neutral + (any ? std::max(run, this->prefix) : 0) + MAX_LANES;
     for (int64_t query = 0; query < queries; ++query) start[query] = any ? first_value(query - prefix) : 0;

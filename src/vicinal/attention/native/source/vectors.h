@@ -33,8 +33,8 @@ template <> struct Vectors<float> {
   static constexpr float LOWEST = -44.0f;  // e^-44 is close to the square root of the smallest normal number
   static constexpr float LN2_HIGH = 0.693145751953125f, LN2_LOW = 1.42860682e-6f;
   // e^x for |x| <= ln(2) / 2 by Chebyshev interpolation: relative error 2.5e-9.
-  static constexpr float POWERS[] = {1.394110843e-3f, 8.375126398e-3f, 4.16663529e-2f, 0.1666641551f,
-                                     0.5000000047f,   1.000000038f,    1.0f};
+  static constexpr float POWERS[] = {
+      1.394110843e-3f, 8.375126398e-3f, 4.16663529e-2f, 0.1666641551f, 0.5000000047f, 1.000000038f, 1.0f};
 };
 
 template <> struct Vectors<double> {
@@ -45,10 +45,18 @@ template <> struct Vectors<double> {
   static constexpr double LOWEST = -354.0;
   static constexpr double LN2_HIGH = 0.6931471803691238, LN2_LOW = 1.9082149292705878e-10;
   // Relative error 6e-20.
-  static constexpr double POWERS[] = {2.09215799649503001e-9, 2.51148695286577649e-8, 2.75572519041749126e-7,
-                                      2.75572249583926227e-6, 2.48015873501107956e-5, 1.98412699092171014e-4,
-                                      1.38888888888718882e-3, 8.33333333330952708e-3, 4.16666666666666922e-2,
-                                      0.166666666666667024,   0.5,                    0.999999999999999998,
+  static constexpr double POWERS[] = {2.09215799649503001e-9,
+                                      2.51148695286577649e-8,
+                                      2.75572519041749126e-7,
+                                      2.75572249583926227e-6,
+                                      2.48015873501107956e-5,
+                                      1.98412699092171014e-4,
+                                      1.38888888888718882e-3,
+                                      8.33333333330952708e-3,
+                                      4.16666666666666922e-2,
+                                      0.166666666666667024,
+                                      0.5,
+                                      0.999999999999999998,
                                       1.0};
 };
 

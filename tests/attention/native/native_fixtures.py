@@ -1,4 +1,4 @@
-"""Every test here has a process whose library is not prepared, sources of its own, and an empty cache."""
+"""A process whose library is not prepared, with sources of its own and an empty cache."""
 
 import shutil
 import sys
