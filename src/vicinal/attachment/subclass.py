@@ -29,6 +29,8 @@ from vicinal.priors.token_values import TokenPairs
 
 __all__ = ["FAST_FORWARDS", "PriorSite", "WithPrior", "add_prior", "original_class", "remove_prior"]
 
+CLASS_BEFORE = "class_before_prior"  # attribute of a module with a prior, but not of its copies
+
 
 @dataclass(frozen=True)
 class PriorSite:
@@ -236,7 +238,9 @@ class WithPrior:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickles and copies name the original class, which can be imported anywhere.
-        return _rebuild, (self.plain_class, type(self).__mro__[1] is WithPrior), self.__getstate__()
+        state: Any = self.__getstate__()
+        state = {name: value for name, value in state.items() if name != CLASS_BEFORE}
+        return _rebuild, (self.plain_class, type(self).__mro__[1] is WithPrior), state
 
 
 FAST_FORWARDS: dict[Callable[..., Any], type[WithPrior]] = {}
@@ -262,15 +266,7 @@ def _rebuild(base: Any, by_mode: bool) -> nn.Module:
 
 
 def add_prior(module: nn.Module, prior: Prior, site: PriorSite, layout: Layout, *, by_mode: bool = False) -> None:
-    """Adds a prior to a module.
-
-    Args:
-        module: of the site.
-        prior: for the site's heads and grid.
-        site: which operations of its forward are the attention.
-        layout: where its tokens sit.
-        by_mode: intercept the module's own forward, even if there is a fast one.
-    """
+    """Adds a prior, for a site's heads and grid, to its module; by the interceptor alone if `by_mode`."""
     device = next((x.device for x in module.parameters()), None)
     module.prior = prior
     module.prior_site = site  # type: ignore[assignment]
@@ -279,6 +275,7 @@ def add_prior(module: nn.Module, prior: Prior, site: PriorSite, layout: Layout, 
     module.prior_pairs = TokenPairs(layout.offsets) if isinstance(layout, PairLayout) else None  # type: ignore[assignment]
     module.register_buffer("prior_order", None if order is None else order.to(device), persistent=False)
     module.register_buffer("prior_position", None if position is None else position.to(device), persistent=False)
+    module.__dict__[CLASS_BEFORE] = type(module)
     base: Any = original_class(module)
     by_mode = by_mode or order is not None or module.prior_pairs is not None
     module.__class__ = _class_with_prior(base, by_mode)
@@ -292,7 +289,7 @@ def disable_fast_path(*_: object) -> None:
 
 def remove_prior(module: nn.Module) -> None:
     """Takes the prior out of a module again."""
-    module.__class__ = original_class(module)
+    module.__class__ = module.__dict__.pop(CLASS_BEFORE, original_class(module))
     for key, hook in list(module._forward_hooks.items()):
         if hook is disable_fast_path:
             del module._forward_hooks[key]
