@@ -47,7 +47,9 @@ def test_two_processes_at_once_build_once(here):
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_build_that_was_stopped_leaves_nothing_that_breaks_the_next(here, stop):
     write_compiler(here.folder, before=SLOWLY.format(folder=here.folder, seconds=5))
-    process = start(here.source, here.cache, CXX=here.compiler)
+    # Tests that a script started in the background inherit from it that SIGINT is ignored.
+    heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    process = start(here.source, here.cache, code=heeded, CXX=here.compiler)
     while not (here.folder / "begun").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
