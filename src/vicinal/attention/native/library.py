@@ -98,7 +98,7 @@ def prepare_native(*, retry: bool = False) -> NativeStatus:
         if status.state is NativeState.READY:
             torch.ops.vicinal_native.set_variant(status.variant)
         if status.state in (NativeState.NO_COMPILER, NativeState.FAILED) and os.environ.get("RANK", "0") == "0":
-            _say(f"attention runs on torch's operators, which is slower: {status.reason}. {VARIABLE}=0 hides this line")
+            _say(f"attention runs on torch's operations, which is slower: {status.reason}")
         _prepared, _ready = (setting, status), status.state is NativeState.READY
         return status
 
