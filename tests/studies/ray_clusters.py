@@ -18,6 +18,8 @@ def two_nodes():
     """Yields a cluster of two nodes with one CPU each; checks that no process of it is left."""
     from ray.cluster_utils import Cluster
 
+    # The address of the cluster is written there, whatever `temp_dir` is; on a new machine there is no such folder.
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
     folder = tempfile.mkdtemp(prefix="ray-")  # short: sockets are in there
     head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False, "temp_dir": folder}
     before = set(psutil.Process().children(recursive=True))  # such as multiprocessing's resource tracker

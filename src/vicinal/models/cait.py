@@ -76,7 +76,7 @@ def mix(x: Tensor, weights: Tensor) -> Tensor:
     if FORMER_BITS:
         return (weights.t() @ x.flatten(2)).view_as(x)
     # `@` would transpose x to multiply once for all images, which takes four times as long
-    return torch.bmm(weights.t().expand(len(x), -1, -1), x.flatten(2)).view_as(x)
+    return torch.bmm(weights.t().expand(x.shape[0], -1, -1), x.flatten(2)).view_as(x)
 
 
 class ClassBlock(cait.LayerScaleBlockClassAttn):

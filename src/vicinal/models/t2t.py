@@ -7,8 +7,8 @@ import torch
 from timm.layers import Mlp, resample_abs_pos_embed, to_2tuple, trunc_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from vicinal.attention import attend
 from vicinal.errors import VicinalError
 from vicinal.models.drop_path import VitBlock
 
@@ -28,7 +28,7 @@ class TokenAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns tokens, `(batch, tokens, out_dim)`, of tokens `(batch, tokens, dim)`."""
         q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)
-        out = attend(q, k, v, scale=self.scale)
+        out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
         return (v + self.proj(out)).squeeze(1)  # type: ignore[no-any-return]
 
 
