@@ -14,8 +14,6 @@ import yaml
 from small_studies import definition, tables
 
 KILLS = 20
-SECONDS = (0.3, 14.0)
-"""Range of the time to a kill: from the start of Python to the end of a run."""
 
 
 def start(file, folder):
@@ -34,31 +32,42 @@ def kill(process, target):
         children[0].kill()
 
 
+def assert_same_results(folder, whole):
+    assert tables(folder) == tables(whole)
+    for name in ("none-s0", "gmm-s1"):
+        model = f"runs/{name}/model/model.safetensors"
+        assert (folder / model).read_bytes() == (whole / model).read_bytes()
+
+
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_gives_the_same_table(tmp_path):
-    file = tmp_path / "study.yaml"
+    """Kills a study twenty times between its start and the time that a whole one takes; an ended one starts anew."""
+    file, whole = tmp_path / "study.yaml", tmp_path / "whole"
     file.write_text(yaml.safe_dump(definition(budget={"steps": 60}), sort_keys=False))
-    whole = start(file, tmp_path / "whole")
-    assert whole.wait(timeout=300) == 0, (tmp_path / "whole.log").read_text()
-    draw, finished_early = random.Random(0), 0
-    for index in range(KILLS):
-        process = start(file, tmp_path / "killed")
+    began = time.monotonic()
+    assert start(file, whole).wait(timeout=300) == 0, (tmp_path / "whole.log").read_text()
+    seconds = time.monotonic() - began
+    draw, kills, studies = random.Random(0), 0, 0
+    while kills < KILLS:
+        folder = tmp_path / f"killed-{studies}"
+        process = start(file, folder)
         try:
-            process.wait(timeout=draw.uniform(*SECONDS))
-            finished_early += 1
+            ended = process.wait(timeout=draw.uniform(0.3, seconds))
         except subprocess.TimeoutExpired:
-            kill(process, ("group", "study", "run")[index % 3])
-        if index % 3 == 2 and process.poll() is None:  # the study goes on without one of its runs
-            time.sleep(1)
-            kill(process, "group")
-        process.wait(timeout=60)
-    assert finished_early < KILLS / 2
-    last = start(file, tmp_path / "killed")
-    assert last.wait(timeout=300) == 0, (tmp_path / "killed.log").read_text()
-    assert tables(tmp_path / "killed") == tables(tmp_path / "whole")
-    for name in ("none-s0", "gmm-s1"):
-        models = [tmp_path / each / "runs" / name / "model" / "model.safetensors" for each in ("whole", "killed")]
-        assert models[0].read_bytes() == models[1].read_bytes()
+            target = ("group", "study", "run")[kills % 3]
+            kill(process, target)
+            kills += 1
+            if target == "run" and process.poll() is None:  # the study goes on without one of its runs
+                time.sleep(1)
+                kill(process, "group")
+            process.wait(timeout=60)
+        else:
+            assert ended == 0, (tmp_path / f"killed-{studies}.log").read_text()
+            assert_same_results(folder, whole)
+            studies += 1
+    folder = tmp_path / f"killed-{studies}"
+    assert start(file, folder).wait(timeout=300) == 0, (tmp_path / f"killed-{studies}.log").read_text()
+    assert_same_results(folder, whole)
 
 
 @pytest.mark.slow
