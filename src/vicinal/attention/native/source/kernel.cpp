@@ -15,13 +15,14 @@ constexpr int64_t SHORT_SUM = 64;  // as many gradients are added in the compute
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Rows of logits: their distance, and how many are computed at a time.
+// Rows of logits: the numbers in front of a row, the distance of rows, and how many are computed at a time.
 template <class T> struct Block {
-  int64_t stride, rows;
+  int64_t lead, stride, rows;
 
-  explicit Block(const Call& c) {
+  explicit Block(const Call& c) : lead(lead_of<T>(c)) {
     constexpr int64_t P = 2 * LANES<T>;
-    stride = ((c.keys + LANES<T> + P - 1) / P * P) | P;  // odd multiples of a panel: rows do not share a cache set
+    stride =
+        ((lead + c.keys + LANES<T> + P - 1) / P * P) | P;  // odd multiples of a panel: rows do not share a cache set
     const int64_t most = BLOCK_BYTES / static_cast<int64_t>(sizeof(T)) / stride / TILE_ROWS * TILE_ROWS;
     rows = most < MIN_ROWS ? MIN_ROWS : most;
     const int64_t blocks = (c.queries + rows - 1) / rows;
@@ -44,14 +45,14 @@ inline uint64_t drop_key(const Call& c, int64_t image, int64_t head, int64_t que
 
 // Exponentials of the logits of one query, in place of its products; returns 1 / their sum.
 template <class T, bool SCALE, bool BIAS>
-T softmax_row(const Call& c, int64_t image, int64_t head, int64_t query, T* row, T* norm) {
+T softmax_row(const Call& c, int64_t lead, int64_t image, int64_t head, int64_t query, T* row, T* norm) {
   const T *scale = values_of<T>(c.scale, c, head), *bias = values_of<T>(c.bias, c, head);
-  T most = to_logits<SCALE, BIAS, T>(c, query, row, scale, bias, row), share = 0;
+  T most = to_logits<SCALE, BIAS, T>(c, lead, query, row, scale, bias, row), share = 0;
   if (c.mask) most = add_mask<T>(c.keys, static_cast<const T*>(c.mask) + mask_row<T>(c, image, head, query), row);
   if (most == static_cast<T>(-__builtin_inf())) {  // no key is left: weights of 0
     for (int64_t j = 0; j < c.keys; ++j) row[j] = row[j] != row[j] ? row[j] : T(0);
   } else {
-    share = T(1) / to_exponentials<T>(c.keys, most, row);
+    share = T(1) / to_exponentials<T>(lead + c.keys, most, row - lead);
   }
   if (norm) norm[0] = most, norm[1] = share;
   if (c.dropout > 0) drop<T>(c.keys, drop_key(c, image, head, query), c.dropout, row);
@@ -68,6 +69,7 @@ template <class T, bool SCALE, bool BIAS> void forward(const Call& c, int64_t be
   const int64_t packed = block.stride * c.dim, logits = block.rows * block.stride;
   T* room = memory.room<T>(packed + logits + block.rows + q.room() + k.room() + v.room() + out.room() + LANES<T>);
   T *const k_packed = room, *const products = k_packed + packed, *const shares = products + logits;
+  T* const keyed = products + block.lead;  // the first key of the first row
   room = shares + block.rows + LANES<T>;
   for (Staged<T>* each : {&q, &k, &v, &out}) each->use(room), room += each->room();
   for (int64_t pair = begin; pair < end; ++pair) {
@@ -75,16 +77,16 @@ template <class T, bool SCALE, bool BIAS> void forward(const Call& c, int64_t be
     const auto queries = q.load(image, head), keys = k.load(image, head), values = v.load(image, head);
     const auto result = out.rows(image, head);
     T* norms = c.norms ? static_cast<T*>(c.norms) + 2 * (image * c.heads + head) * c.queries : nullptr;
-    pack<T>(keys, c.keys, c.dim, k_packed);
+    pack<T>(keys, c.keys, c.dim, block.lead, k_packed);
     for (int64_t start = 0; start < c.queries; start += block.rows) {
       const int64_t rows = smaller(block.rows, c.queries - start);
-      product<T>(rows, c.keys, c.dim, {queries.at + start * queries.row, queries.row, 1}, {k_packed, P, P * c.dim},
-                 {products, block.stride});
+      product<T>(rows, block.lead + c.keys, c.dim, {queries.at + start * queries.row, queries.row, 1},
+                 {k_packed, P, P * c.dim}, {products, block.stride});
       for (int64_t r = 0; r < rows; ++r)
-        shares[r] = softmax_row<T, SCALE, BIAS>(c, image, head, start + r, products + r * block.stride,
+        shares[r] = softmax_row<T, SCALE, BIAS>(c, block.lead, image, head, start + r, keyed + r * block.stride,
                                                 norms ? norms + 2 * (start + r) : nullptr);
       T* to = result.at + start * result.row;
-      product<T>(rows, c.value_dim, c.keys, {products, block.stride, 1}, {values.at, values.row, P}, {to, result.row});
+      product<T>(rows, c.value_dim, c.keys, {keyed, block.stride, 1}, {values.at, values.row, P}, {to, result.row});
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t j = 0; j < c.value_dim; j += LANES<T>)
           store(to + r * result.row + j, load(to + r * result.row + j) * shares[r]);
@@ -117,16 +119,10 @@ template <class T> class ValueSums {
   T* local_;
 };
 
-template <class T> struct BackwardBlock {  // one block of rows, each of which is products, weights and gradients
-  T* rows;
-  int64_t stride, pitch;
-  T* weights() const { return rows + stride; }
-  T* gradient() const { return rows + 2 * stride; }
-};
-
 // Weights and gradients of the products of one query.
 template <class T, bool SCALE, bool BIAS>
-void backward_row(const Call& c, int64_t image, int64_t head, int64_t query, QueryRows<T> rows, const T* norm) {
+void backward_row(const Call& c, int64_t lead, int64_t image, int64_t head, int64_t query, QueryRows<T> rows,
+                  const T* norm) {
   const T *scale = values_of<T>(c.scale, c, head), *bias = values_of<T>(c.bias, c, head);
   const T most = norm[0], share = norm[1];
   if (share == 0) {  // no key was left
@@ -136,13 +132,13 @@ void backward_row(const Call& c, int64_t image, int64_t head, int64_t query, Que
   const uint64_t key = c.dropout > 0 ? drop_key(c, image, head, query) : 0;
   rows.ready = c.mask != nullptr;
   if (c.mask) {
-    to_logits<SCALE, BIAS, T>(c, query, rows.products, scale, bias, rows.weights);
+    to_logits<SCALE, BIAS, T>(c, lead, query, rows.products, scale, bias, rows.weights);
     add_mask<T>(c.keys, static_cast<const T*>(c.mask) + mask_row<T>(c, image, head, query), rows.weights);
     to_exponentials<T>(c.keys, most, rows.weights);
     for (int64_t j = 0; j < c.keys; ++j) rows.weights[j] *= share;
   }
   if (c.dropout > 0) drop<T>(c.keys, key, c.dropout, rows.gradient);
-  row_backward<SCALE, BIAS, T>(c, query, rows, scale, bias, most, share);
+  row_backward<SCALE, BIAS, T>(c, lead, query, rows, scale, bias, most, share);
   if (c.dropout > 0) drop<T>(c.keys, key, c.dropout, rows.weights);
 }
 
@@ -161,8 +157,11 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
   for (const Staged<T>* each : {&q, &k, &v, &g, &dq, &dk, &dv}) total += each->room();
   T* room = memory.room<T>(total);
   T *const k_packed = room, *const v_packed = k_packed + k_size;
-  const BackwardBlock<T> rows_of{v_packed + v_size, block.stride, 3 * block.stride};
-  room = rows_of.rows + row_size + LANES<T>;
+  // A row is products, weights and their gradients; pointers are to the first key.
+  const int64_t pitch = 3 * block.stride;
+  T *const products = v_packed + v_size + block.lead, *const weights = products + block.stride,
+           *const gradient = weights + block.stride;
+  room = v_packed + v_size + row_size + LANES<T>;
   ValueSums<T> d_scale(c, SCALE ? c.d_scale : nullptr, worker, room),
       d_bias(c, BIAS ? c.d_bias : nullptr, worker, room + d_scales);
   room += d_scales + d_biases;
@@ -175,28 +174,27 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
     const auto grads = g.load(image, head);
     const auto to_q = dq.rows(image, head), to_k = dk.rows(image, head), to_v = dv.rows(image, head);
     const T* norms = static_cast<const T*>(c.norms) + 2 * (image * c.heads + head) * c.queries;
-    pack<T>(keys, c.keys, c.dim, k_packed);
-    pack<T>(values, c.keys, c.value_dim, v_packed);
+    pack<T>(keys, c.keys, c.dim, block.lead, k_packed);
+    pack<T>(values, c.keys, c.value_dim, block.lead, v_packed);
     for (int64_t start = 0; start < c.queries; start += block.rows) {
-      const int64_t rows = smaller(block.rows, c.queries - start), pitch = rows_of.pitch;
+      const int64_t rows = smaller(block.rows, c.queries - start);
       const T *from = queries.at + start * queries.row, *go = grads.at + start * grads.row;
-      product<T>(rows, c.keys, c.dim, {from, queries.row, 1}, {k_packed, P, P * c.dim}, {rows_of.rows, pitch});
-      product<T>(rows, c.keys, c.value_dim, {go, grads.row, 1}, {v_packed, P, P * c.value_dim},
-                 {rows_of.gradient(), pitch});
+      product<T>(rows, block.lead + c.keys, c.dim, {from, queries.row, 1}, {k_packed, P, P * c.dim},
+                 {products - block.lead, pitch});
+      product<T>(rows, block.lead + c.keys, c.value_dim, {go, grads.row, 1}, {v_packed, P, P * c.value_dim},
+                 {gradient - block.lead, pitch});
       for (int64_t r = 0; r < rows; ++r) {
-        T* at = rows_of.rows + r * pitch;
+        const int64_t at = r * pitch;
         double* mask = d_mask ? d_mask + mask_row<T>(c, image, head, start + r) : nullptr;
         backward_row<T, SCALE, BIAS>(
-            c, image, head, start + r,
-            {at, at + block.stride, at + 2 * block.stride, d_scale.of(head), d_bias.of(head), mask, false},
+            c, block.lead, image, head, start + r,
+            {products + at, weights + at, gradient + at, d_scale.of(head), d_bias.of(head), mask, false},
             norms + 2 * (start + r));
       }
-      product<T>(rows, c.dim, c.keys, {rows_of.gradient(), pitch, 1}, {keys.at, keys.row, P},
+      product<T>(rows, c.dim, c.keys, {gradient, pitch, 1}, {keys.at, keys.row, P},
                  {to_q.at + start * to_q.row, to_q.row});
-      product<T>(c.keys, c.dim, rows, {rows_of.gradient(), 1, pitch}, {from, queries.row, P}, {to_k.at, to_k.row},
-                 start > 0);
-      product<T>(c.keys, c.value_dim, rows, {rows_of.weights(), 1, pitch}, {go, grads.row, P}, {to_v.at, to_v.row},
-                 start > 0);
+      product<T>(c.keys, c.dim, rows, {gradient, 1, pitch}, {from, queries.row, P}, {to_k.at, to_k.row}, start > 0);
+      product<T>(c.keys, c.value_dim, rows, {weights, 1, pitch}, {go, grads.row, P}, {to_v.at, to_v.row}, start > 0);
     }
     for (const Staged<T>* each : {&dq, &dk, &dv}) each->finish(image, head);
     const bool last = pair + (c.head_major ? 1 : c.heads) >= end;

@@ -90,13 +90,19 @@ template <class T, int STEP = 1> inline void transpose(Vec<T>* x) {
   }
 }
 
-// x^T in panels of 2 vectors of tokens; 0 behind the last token.
-template <class T> void pack(Rows<const T> x, int64_t tokens, int64_t dim, T* packed) {
+// x^T in panels of 2 vectors of tokens; 0 for `lead` tokens before the first, and behind the last.
+template <class T> void pack(Rows<const T> x, int64_t tokens, int64_t dim, int64_t lead, T* packed) {
   constexpr int L = LANES<T>, P = 2 * L;
-  for (int64_t i = 0; i < tokens; i += L)
+  for (int64_t i = 0; i < lead + tokens; i += L)
     for (int64_t j = 0; j < dim; j += L) {
       Vec<T> block[L];
-      for (int64_t t = 0; t < L; ++t) block[t] = i + t < tokens ? load(x.at + (i + t) * x.row + j) : Vec<T>{};
+      const int64_t token = i - lead;
+      const T* from = x.at + token * x.row + j;
+      if (token >= 0 && token + L <= tokens)
+        for (int64_t t = 0; t < L; ++t) block[t] = load(from + t * x.row);
+      else
+        for (int64_t t = 0; t < L; ++t)
+          block[t] = token + t >= 0 && token + t < tokens ? load(from + t * x.row) : Vec<T>{};
       transpose<T>(block);
       const int64_t left = dim - j < L ? dim - j : L;
       for (int64_t t = 0; t < left; ++t) store(packed + (i / P * dim + j + t) * P + i % P, block[t]);

@@ -7,17 +7,40 @@ namespace {
 
 using vicinal::Call;
 
-// Calls f(first key, its number in the prior's values, keys left in this run) for all keys of a query, vector by
-// vector.
-template <class T, class F> inline __attribute__((always_inline)) void over_keys(const Call& c, int64_t query, F f) {
+// Which lanes of a vector are keys of a query: all, the last ones or the first ones.
+struct Whole {};
+struct From {
+  int64_t lane;
+};
+struct Until {
+  int64_t lane;
+};
+template <class T> inline Vec<T> only(Whole, Vec<T> x, Vec<T>) { return x; }
+template <class T> inline Vec<T> only(From lanes, Vec<T> x, Vec<T> rest) { return first<T>(lanes.lane) ? rest : x; }
+template <class T> inline Vec<T> only(Until lanes, Vec<T> x, Vec<T> rest) { return first<T>(lanes.lane) ? x : rest; }
+
+// Numbers in front of the first key of a row of logits, so that keys with a place begin with a whole vector; none where
+// the row would take one vector more.
+template <class T> inline int64_t lead_of(const Call& c) {
+  constexpr int64_t L = LANES<T>;
+  const int64_t lead = (L - c.prefix % L) % L;
+  return (lead + c.keys + L - 1) / L == (c.keys + L - 1) / L ? lead : 0;
+}
+
+// Calls f(first key, its number in the prior's values, lanes) for all keys of a query, vector by vector.
+template <class T, class F>
+inline __attribute__((always_inline)) void over_keys(const Call& c, int64_t lead, int64_t query, F f) {
   constexpr int L = LANES<T>;
   const int64_t run = c.run, full = run / L * L;
-  for (int64_t x = 0; x < c.prefix; x += L) f(x, c.neutral + x, c.prefix - x);
+  int64_t x = -lead;
+  if (lead) f(x, c.neutral, From{lead}), x += L;
+  for (; x + L <= c.prefix; x += L) f(x, c.neutral, Whole());
+  if (x < c.prefix) f(x, c.neutral, Until{c.prefix - x});
   int64_t value = c.start[query];
   const int64_t step = value == c.neutral ? 0 : c.step;  // a query without a place
   for (int64_t key = c.prefix; key < c.keys; key += run, value += step) {
-    for (int64_t x = 0; x < full; x += L) f(key + x, value + x, std::integral_constant<int64_t, L>());
-    if (full < run) f(key + full, value + full, run - full);
+    for (int64_t x = 0; x < full; x += L) f(key + x, value + x, Whole());
+    if (full < run) f(key + full, value + full, Until{run - full});
   }
 }
 
@@ -33,25 +56,22 @@ inline Vec<T> logit(const T* product, const T* scale, const T* bias, int64_t val
   return x;
 }
 
-// Products of a query to its logits; returns the largest. Both rows can be the same.
+// Products of a query to its logits, -inf around them; returns the largest. Both rows can be the same.
 template <bool SCALE, bool BIAS, class T>
-__attribute__((noinline)) T to_logits(const Call& c, int64_t query, const T* products, const T* scale, const T* bias,
-                                      T* logits) {
-  constexpr int L = LANES<T>;
+__attribute__((noinline)) T to_logits(const Call& c, int64_t lead, int64_t query, const T* products, const T* scale,
+                                      const T* bias, T* logits) {
   const T factor = static_cast<T>(c.factor);
-  Vec<T> most = splat<T>(-__builtin_inf());
-  over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
-    Vec<T> x = logit<SCALE, BIAS, T>(products + key, scale, bias, value, factor);
-    if (left < L) {  // numbers behind this run stay as they are
-      const Vec<T> before = load(logits + key);
-      most = larger<T>(first<T>(left) ? x : most, most);
-      x = first<T>(left) ? x : before;
-    } else {
-      most = larger<T>(x, most);
-    }
-    store(logits + key, x);
+  const Vec<T> lowest = splat<T>(-__builtin_inf());
+  Vec<T> most = lowest;
+  over_keys<T>(c, lead, query, [&](int64_t key, int64_t value, auto lanes) {
+    const Vec<T> x = logit<SCALE, BIAS, T>(products + key, scale, bias, value, factor);
+    most = larger<T>(only<T>(lanes, x, most), most);
+    if constexpr (std::is_same_v<decltype(lanes), Until>)  // numbers behind this run stay as they are
+      store(logits + key, only<T>(lanes, x, load(logits + key)));
+    else
+      store(logits + key, only<T>(lanes, x, lowest));
   });
-  store(logits + c.keys, splat<T>(-__builtin_inf()));
+  store(logits + c.keys, lowest);
   return largest<T>(most);
 }
 
@@ -121,8 +141,8 @@ template <class T> struct QueryRows {
 };
 
 template <bool SCALE, bool BIAS, class T>
-__attribute__((noinline)) void row_backward(const Call& c, int64_t query, const QueryRows<T>& rows, const T* scale,
-                                            const T* bias, T most, T share) {
+__attribute__((noinline)) void row_backward(const Call& c, int64_t lead, int64_t query, const QueryRows<T>& rows,
+                                            const T* scale, const T* bias, T most, T share) {
   constexpr int L = LANES<T>;
   const T factor = static_cast<T>(c.factor);
   T *const products = rows.products, *const weights = rows.weights, *const gradient = rows.gradient;
@@ -138,27 +158,21 @@ __attribute__((noinline)) void row_backward(const Call& c, int64_t query, const 
       total += term, weight += y;
     }
   } else {
-    over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
-      Vec<T> y = exp<T>(logit<SCALE, BIAS, T>(products + key, scale, bias, value, factor) - most) * share;
-      Vec<T> term = y * load(gradient + key);
-      if (left < L) {  // behind the last run there can be anything, NaN too
-        const Int<T> inside = first<T>(left);
-        y = inside ? y : Vec<T>{}, term = inside ? term : Vec<T>{};
-      }
-      total += term, weight += y;
+    over_keys<T>(c, lead, query, [&](int64_t key, int64_t value, auto lanes) {
+      const Vec<T> logits = logit<SCALE, BIAS, T>(products + key, scale, bias, value, factor);
+      const Vec<T> y = only<T>(lanes, exp<T>(logits - most) * share, Vec<T>{});  // elsewhere there can be NaN too
+      total += only<T>(lanes, y * load(gradient + key), Vec<T>{}), weight += y;
       store(weights + key, y);
     });
   }
   // Divided by the weights as they were rounded, so that gradients of the logits of a query add up to 0.
   const T mean = sum<T>(total) / sum<T>(weight);
   if (rows.d_mask) add_row<T>(c.keys, weights, gradient, mean, rows.d_mask);
-  over_keys<T>(c, query, [&](int64_t key, int64_t value, auto left) {
+  over_keys<T>(c, lead, query, [&](int64_t key, int64_t value, auto lanes) {
     const Vec<T> before = load(gradient + key);
-    Vec<T> d = load(weights + key) * (before - mean);
-    if (left < L) d = first<T>(left) ? d : Vec<T>{};
+    Vec<T> d = only<T>(lanes, load(weights + key) * (before - mean), Vec<T>{});
     if constexpr (SCALE) {
-      Vec<T> term = d * load(products + key);
-      if (left < L) term = first<T>(left) ? term : Vec<T>{};
+      const Vec<T> term = only<T>(lanes, d * load(products + key), Vec<T>{});
       store(d_scale + value, load(d_scale + value) + term);
     }
     if constexpr (BIAS) store(d_bias + value, load(d_bias + value) + d);
@@ -166,8 +180,7 @@ __attribute__((noinline)) void row_backward(const Call& c, int64_t query, const 
       d = d * load(scale + value);
     else
       d = d * factor;
-    if (left < L) d = first<T>(left) ? d : before;
-    store(gradient + key, d);
+    store(gradient + key, only<T>(lanes, d, before));
   });
 }
 
