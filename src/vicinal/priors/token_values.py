@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
@@ -22,6 +22,8 @@ ScaleBias = tuple[Tensor | None, Tensor | None]
 
 MAX_CACHED_VALUES = 2**20  # numbers of a prior over tokens
 MAX_CACHED_PLACES = 8  # grids or `TokenPairs` per prior
+PLAIN_TYPES = (int, float, str, Grid)  # of settings on which the values of a prior can depend
+MODULE_NAMES = frozenset(vars(nn.Module())) - {"training"}  # what every module holds: no settings
 OFFSET_RESOLUTION = 2**16  # steps per patch; offsets within a step are equal
 
 
@@ -163,9 +165,7 @@ class TokenCache:
         state = prior._state()
         if any(values.device.type != "cpu" for values in state):  # comparing would synchronize with the device
             return make()
-        modules = prior.modules() if prior._modules else (prior,)
-        held: list[object] = [value for module in modules for value in vars(module).values()]
-        plain = [value for value in held if isinstance(value, int | float | str | Grid)]
+        plain = _settings(prior)
         if self._plain != plain or not _equal(self._state, state):
             self._values.clear()
             self._plain, self._state = plain, [values.clone() for values in state]
@@ -176,6 +176,17 @@ class TokenCache:
                 self._values.pop(next(iter(self._values)), None)
         self._values[places] = values  # most recently used last
         return values
+
+
+def _settings(prior: "Prior") -> list[object]:
+    """Returns the numbers, texts and grids that a prior and its submodules hold."""
+    modules = prior.modules() if prior._modules else (prior,)
+    return [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if name not in MODULE_NAMES and isinstance(value, PLAIN_TYPES)
+    ]
 
 
 def _equal(left: list[Tensor], right: list[Tensor]) -> bool:

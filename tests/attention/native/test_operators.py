@@ -176,3 +176,19 @@ def test_dropout_follows_the_generator_of_torch():
         results.append(attend(q, k, v, dropout=0.5, backend="native"))
     assert torch.equal(results[0], results[1])
     assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 4}, "the prior is for 2 heads, given 4"),
+        ({"prior": build_prior("gmm", heads=2, grid=Grid(3, 3))}, "the prior is for 9 tokens"),
+        ({"prior": build_prior("gmm", heads=2, grid=GRID).to("meta")}, "prior meta"),
+        ({"dropout": 1.0}, "dropout is a probability"),
+        ({"mask": torch.zeros(5, 13)}, "mask must broadcast"),
+    ],
+)
+def test_a_projection_that_does_not_fit_is_refused(options, message):
+    given = {"heads": 2, "prior": build_prior("gmm", heads=2, grid=GRID), **options}
+    with pytest.raises(VicinalError, match=message):
+        attend_packed(torch.randn(1, 13, 48), **given)
