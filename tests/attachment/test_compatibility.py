@@ -82,8 +82,12 @@ class TestWhatElseUsersDo:
         torch.testing.assert_close(exported(x), model(x), atol=1e-5, rtol=1e-4)
 
 
+def shallow_vit():
+    return vit(depth=2)  # compiling takes as long as there are layers; in the last one the prior has no gradient
+
+
 @pytest.mark.parametrize(
-    "make", [vit, pytest.param(swin, marks=pytest.mark.slow), pytest.param(cait, marks=pytest.mark.slow)]
+    "make", [shallow_vit, pytest.param(swin, marks=pytest.mark.slow), pytest.param(cait, marks=pytest.mark.slow)]
 )
 def test_compiles_in_one_graph_and_trains(make):
     model = make()

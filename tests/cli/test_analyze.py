@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +33,12 @@ def photos(tmp_path_factory):
     for number in range(3):
         Image.fromarray(generator.integers(0, 255, (80, 100, 3), dtype=np.uint8)).save(folder / f"{number}.png")
     return folder
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures are written as empty files: drawing takes most of the time of a command."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, path, **options: Path(path).write_bytes(b""))
 
 
 def said(capsys, *words):
@@ -133,7 +140,7 @@ def test_masks_are_drawn_with_their_history(run, capsys):
     assert sorted(float(row["value"]) for row in rows) == pytest.approx(sorted(sigma), rel=1e-5)
 
 
-def test_runs_of_one_name_are_told_apart_by_the_folders_above(photos, tmp_path, capsys, monkeypatch):
+def test_runs_of_one_name_are_told_apart_by_the_folders_above(photos, tmp_path, capsys, monkeypatch, undrawn):
     for place in ("a/x", "b/x"):
         vicinal.save(
             vicinal.create_model("vit-micro", prior="gmm:init=spread", img_size=16, depth=1, global_pool="token"),
@@ -174,7 +181,7 @@ def test_pictures_of_a_folder_are_drawn_by_chance_and_the_same_for_a_seed(photos
     assert drawn(5, count=3) == ["0", "1", "2"]
 
 
-def test_files_of_others_are_left_alone(run, tmp_path):
+def test_files_of_others_are_left_alone(run, tmp_path, undrawn):
     mine = tmp_path / "erf-of-my-own.png"
     mine.write_bytes(b"mine")
     words = ["analyze", "erf", str(run.folder), "--count", "2", "--positions", "trained", "zero", "--out", tmp_path]
@@ -182,7 +189,7 @@ def test_files_of_others_are_left_alone(run, tmp_path):
     assert mine.read_bytes() == b"mine"
 
 
-def test_unreadable_pictures_are_named_and_the_rest_is_measured(photos, tmp_path, capsys):
+def test_unreadable_pictures_are_named_and_the_rest_is_measured(photos, tmp_path, capsys, undrawn):
     for file in photos.iterdir():
         (tmp_path / "mixed").mkdir(exist_ok=True)
         (tmp_path / "mixed" / file.name).write_bytes(file.read_bytes())
@@ -230,7 +237,7 @@ def test_bad_words_are_short_messages(run, photos, tmp_path, capsys, monkeypatch
     assert not (tmp_path / "a").exists()
 
 
-def test_what_cannot_be_written_is_a_short_message(run, tmp_path, capsys):
+def test_what_cannot_be_written_is_a_short_message(run, tmp_path, capsys, undrawn):
     (tmp_path / "file").write_text("")
     for instrument, where in (("fit", "file"), ("masks", "file/x"), ("attention", "file/x/y")):
         message = said(capsys, instrument, run.folder, "--out", tmp_path / where)

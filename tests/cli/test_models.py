@@ -1,5 +1,6 @@
 import json
 import os
+import signal
 import time
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monke
     monkeypatch.setattr("vicinal.attachment.survey.SurveyProcess.run", None)  # nothing is left to look at
     assert main(words) == 0
     assert out.read_text() == text
-    monkeypatch.undo()
+    monkeypatch.setattr("vicinal.attachment.survey.SurveyProcess.run", lambda _, inspect, *model: inspect(*model))
     assert main([*words[:-1], "1"]) == 0  # what was too large is looked at again when more is allowed
     assert {x.model: x for x in read_notes(notes)}["test_vit3"].served == {"Attention, 10 x 10 + 1 prefix": 9}
 
@@ -138,21 +139,20 @@ def process_number(name, family):
     return Finding(name, family, parameters=os.getpid())
 
 
-def test_a_process_is_replaced_after_some_models_and_ends_by_itself(monkeypatch):
+def test_a_process_ends_by_itself_after_some_models_and_its_successor_is_killed_when_busy(monkeypatch):
     monkeypatch.setattr("vicinal.attachment.survey.SECONDS_TO_END", 60.0)  # starting takes a while
     with SurveyProcess(Limits(memory=2**33, seconds=100, models=2)) as process:
         first = process.run(process_number, "name", "family").parameters
         idle = process.process
         second, third = (process.run(process_number, "name", "family").parameters for _ in range(2))
-    assert first == second != third
-    assert idle.exitcode == 0
-
-
-def test_a_busy_process_is_killed(monkeypatch):
-    monkeypatch.setattr("vicinal.attachment.survey.SECONDS_TO_END", 0.1)
-    with SurveyProcess(Limits(memory=2**33, seconds=1, models=2)) as process:
+        assert first == second != third
+        assert idle.exitcode == 0
+        monkeypatch.setattr("vicinal.attachment.survey.SECONDS_TO_END", 0.1)
+        process.limits = Limits(memory=2**33, seconds=1, models=2)
+        busy = process.process
         found = process.run(sleep_long, "name", "family")
         assert process.process is None
+    assert busy.exitcode == -signal.SIGKILL
     assert found.skipped == NO_TIME.format(1)
 
 

@@ -17,8 +17,12 @@ def one_thread(monkeypatch):
 
 
 def test_a_study_runs_every_arm_and_is_not_run_again(tmp_path, capfd, one_thread):
-    """A run is bit for bit that of vicinal.train; one that fails is listed and does not stop the rest."""
+    """A run is bit for bit that of vicinal.train; one that fails is listed and does not stop the rest.
+
+    The run of the baseline is there already, from this process.
+    """
     folder, values = tmp_path / "study", definition(seeds=1, arms={**ARMS, "diverging": {"lr": 1e36}})
+    train_in_process(values, folder, names={"none-s0"})
     result = vicinal.study(values, out=folder, jobs=2)
     assert "[3/3] " in capfd.readouterr().out
     assert [(row.arm, row.summary.n) for row in result.rows] == [("none", 1), ("gmm", 1), ("diverging", 0)]
@@ -30,7 +34,7 @@ def test_a_study_runs_every_arm_and_is_not_run_again(tmp_path, capfd, one_thread
         assert run.finished
         assert run.config.prior == name.split("-")[0]
         assert run.environment["threads"] == 1
-        assert not (run.folder / "checkpoints").exists()
+    assert not (runs["gmm-s0"].folder / "checkpoints").exists()
     value, baseline = (100 * runs[name].results["test"]["top1"] for name in ("gmm-s0", "none-s0"))
     assert result.rows[1].difference.mean == pytest.approx(value - baseline)
 
@@ -39,7 +43,7 @@ def test_a_study_runs_every_arm_and_is_not_run_again(tmp_path, capfd, one_thread
     assert files[0].read_bytes() == files[1].read_bytes()
 
     written, logs = tables(folder), {file: file.read_bytes() for file in (folder / "logs").iterdir()}
-    assert len(logs) == 3
+    assert sorted(file.stem for file in logs) == ["diverging-s0", "gmm-s0"]
     assert vicinal.study(folder).rows == result.rows
     assert tables(folder) == written
     assert {file: file.read_bytes() for file in (folder / "logs").iterdir()} == logs  # what diverged would do so again

@@ -1,6 +1,7 @@
 """Opens a dataset by name: named datasets, folders, Parquet files, datasets on the Hub, the embedded digits."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -119,12 +120,15 @@ class _Digits:
 
 
 def _open_digits() -> OwnSplits:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    pixels = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    split = ImageSplit.of_split(digits.target.astype(np.int64), _Digits(pixels), "digits")
-    return OwnSplits({"train": split}, [str(name) for name in digits.target_names])
+    """Reads the file of scikit-learn's `load_digits` without importing scikit-learn, which takes a second."""
+    package = find_spec("sklearn")
+    assert package is not None  # scikit-learn is a dependency
+    assert package.origin is not None
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(file, delimiter=",", dtype=np.int64)  # 64 pixels from 0 to 16, and the digit
+    pixels = np.round(rows[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    split = ImageSplit.of_split(rows[:, 64].copy(), _Digits(pixels), "digits")
+    return OwnSplits({"train": split}, [str(digit) for digit in range(10)])
 
 
 def _open_named(name: str, data_dir: Path | None, cache_dir: Path | None) -> OwnSplits:

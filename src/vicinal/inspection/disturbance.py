@@ -74,7 +74,7 @@ def _signs(channels: int, places: int) -> Tensor:
     return patterns[:, torch.randint(PATTERNS, (places,), generator=generator, device="cpu")]
 
 
-@functools.lru_cache(maxsize=64)  # to sort the channels takes longer than the convolution
+@functools.lru_cache(maxsize=64)  # drawing the patterns takes longer than the convolution
 @torch.inference_mode(False)  # what is kept must serve calls in any mode
 def _patterns(channels: int) -> tuple[Tensor, Tensor]:
     """Returns patterns of signs, `(channels, PATTERNS)`, and the state of the generator that drew them.
@@ -82,8 +82,9 @@ def _patterns(channels: int) -> tuple[Tensor, Tensor]:
     As many channels go up as down, because a normalization over channels removes what all of them share.
     """
     generator = torch.Generator().manual_seed(0)
-    ranks = torch.rand(channels, PATTERNS, generator=generator, device="cpu").argsort(0).argsort(0)
-    return torch.where(ranks < (channels + 1) // 2, 1.0, -1.0), generator.get_state()
+    drawn = torch.rand(channels, PATTERNS, generator=generator, device="cpu").T.contiguous()  # selects along rows
+    up = drawn.topk((channels + 1) // 2, largest=False, sorted=False).indices
+    return torch.full_like(drawn, -1.0).scatter_(1, up, 1.0).T.contiguous(), generator.get_state()
 
 
 def unfold_in_place(out: Tensor, images: int, input: Tensor, kernel_size: Any, *rest: Any, **more: Any) -> Tensor:

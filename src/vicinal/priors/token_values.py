@@ -37,8 +37,10 @@ class TokenPairs:
     def __init__(self, offsets: Tensor) -> None:
         placed = ~offsets.isnan().any(-1)
         given = offsets[placed].double()
-        distinct, number = (given * OFFSET_RESOLUTION).round().unique(dim=0, return_inverse=True)
-        self.offsets = torch.empty_like(distinct)
+        rows, columns = (given * OFFSET_RESOLUTION).round().long().unbind(-1)
+        # One integer per pair, in the order of rows and then columns: `unique(dim=0)` takes ten times as long.
+        distinct, number = ((rows << 32) + columns).unique(return_inverse=True)
+        self.offsets = given.new_empty(len(distinct), 2)
         self.offsets[number] = given  # not the rounded ones: means of three patches lie on thirds
         """The distinct offsets, `(n, 2)`."""
         self.index = torch.full(placed.shape, len(distinct))

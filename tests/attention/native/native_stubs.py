@@ -29,6 +29,8 @@ PREPARE = """
 import sys, types
 from pathlib import Path
 import torch
+
+torch.compiler.assume_constant_result = lambda function: function  # imports the compiler, which takes half of the start
 from vicinal.attention.native import library
 
 library.SOURCE = Path(sys.argv[1])
