@@ -57,7 +57,7 @@ def _seed() -> None:
 
 
 def _seed_torch() -> None:
-    """Does what `torch.manual_seed` does, which keeps a traceback for each kind of GPU that was not used yet."""
+    """Seeds torch on CPU and CUDA. `torch.manual_seed` keeps a traceback for each kind of device that is not in use."""
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)

@@ -8,10 +8,13 @@ from sklearn.datasets import load_digits
 
 from vicinal.cache_folder import cache_folder
 from vicinal.data import open_dataset
+from vicinal.data.open_dataset import DIGITS_FILE
 from vicinal.errors import VicinalError
 
 
-def test_digits_are_those_of_scikit_learn():
+@pytest.mark.parametrize("file", [DIGITS_FILE, "no such file"])
+def test_digits_are_those_of_scikit_learn(monkeypatch, file):
+    monkeypatch.setattr("vicinal.data.open_dataset.DIGITS_FILE", file)
     source, digits = open_dataset("digits"), load_digits()
     assert source.channels == len(source.info.mean) == 1
     assert (len(source.train), len(source.test)) == (1438, 359)

@@ -24,6 +24,7 @@ SPELLINGS = {
     "parquet:PATH": "a folder of SPLIT-*.parquet files in the layout of the Hub, or one such file",
     "hub:ID, hub:ID@CONFIG": "any dataset of labeled images on the Hugging Face Hub",
 }
+DIGITS_FILE = "datasets/data/digits.csv.gz"  # in the package sklearn
 TEST_FRACTION, TEST_SEED = 0.2, 0  # independent of a run's seed: all runs share one test split
 
 
@@ -120,15 +121,25 @@ class _Digits:
 
 
 def _open_digits() -> OwnSplits:
-    """Reads the file of scikit-learn's `load_digits` without importing scikit-learn, which takes a second."""
-    package = find_spec("sklearn")
-    assert package is not None  # scikit-learn is a dependency
-    assert package.origin is not None
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    rows = np.loadtxt(file, delimiter=",", dtype=np.int64)  # 64 pixels from 0 to 16, and the digit
+    rows = _read_digits()
     pixels = np.round(rows[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     split = ImageSplit.of_split(rows[:, 64].copy(), _Digits(pixels), "digits")
     return OwnSplits({"train": split}, [str(digit) for digit in range(10)])
+
+
+def _read_digits() -> NDArray[np.int64]:
+    """Returns 64 pixels from 0 to 16 and the digit for each image, `(images, 65)`.
+
+    Reads the file of scikit-learn's `load_digits` itself where it is: importing scikit-learn takes a second.
+    """
+    package = find_spec("sklearn")
+    file = Path((package and package.origin) or "").parent / DIGITS_FILE
+    if file.exists():
+        return np.loadtxt(file, delimiter=",", dtype=np.int64)
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return np.column_stack([digits.data, digits.target]).astype(np.int64)
 
 
 def _open_named(name: str, data_dir: Path | None, cache_dir: Path | None) -> OwnSplits:
