@@ -125,7 +125,13 @@ def plain_differential():
 
 
 @pytest.mark.parametrize(
-    "make", [hiera_units, detector, differential, pytest.param(plain_differential, marks=pytest.mark.slow)]
+    "make",
+    [
+        hiera_units,
+        pytest.param(detector, marks=pytest.mark.slow),
+        differential,
+        pytest.param(plain_differential, marks=pytest.mark.slow),
+    ],
 )
 def test_uncommon_attention_compiles_exports_and_copies(make):
     model, size = make()

@@ -17,7 +17,7 @@ FEWER_LAYERS = {vit: {"depth": 2}, swin: {"depths": (2, 1)}, cait: {}}  # compil
         pytest.param(vit, "gmm:init=spread", "class", marks=pytest.mark.slow),
         (vit, "gmm:init=spread+gab", "mean"),
         (swin, "gmm:init=spread", "mean"),
-        (cait, None, "class"),
+        pytest.param(cait, None, "class", marks=pytest.mark.slow),
     ],
 )
 def test_a_compiled_model_is_read_in_one_graph(make, spec, queries):

@@ -128,7 +128,7 @@ def test_one_compiled_graph_trains_with_pooled_keys():
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("backend", ["auto", "recompute"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("recompute", marks=pytest.mark.slow)])
 def test_one_exported_program_serves_all_sizes(backend):
     model = MapAttention(backend).eval()
     sizes = {2: torch.export.Dim("height", min=2, max=64), 3: torch.export.Dim("width", min=2, max=64)}

@@ -9,7 +9,14 @@ from vicinal.attention import chunks
 from vicinal.attention.compile_op import operator_arguments
 
 
-@pytest.mark.parametrize("spec", ["gmm:init=spread", "conv", "gmm:init=spread+gab"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param("gmm:init=spread", marks=pytest.mark.slow),
+        pytest.param("conv", marks=pytest.mark.slow),
+        "gmm:init=spread+gab",
+    ],
+)
 def test_compiles_in_one_graph_with_gradients(spec):
     grid = Grid(4, 4, prefix=1)
     prior = build_prior(spec, heads=2, grid=grid)

@@ -30,7 +30,7 @@ def test_flex_equals_the_others_without_a_gradient():
         attend(q, k, v, prior=prior, backend="flex", dropout=0.1)
 
 
-@pytest.mark.parametrize("spec", ["gmm:init=spread+gab", "elm"])
+@pytest.mark.parametrize("spec", ["gmm:init=spread+gab", pytest.param("elm", marks=pytest.mark.slow)])
 def test_a_compiled_module_has_flex_attention_in_its_one_graph(spec):
     grid = Grid(3, 5, prefix=2)
 

@@ -14,7 +14,7 @@ from vicinal.errors import VicinalError
 
 @pytest.mark.parametrize("file", [DIGITS_FILE, "no such file"])
 def test_digits_are_those_of_scikit_learn(monkeypatch, file):
-    monkeypatch.setattr("vicinal.data.open_dataset.DIGITS_FILE", file)
+    monkeypatch.setattr(sys.modules["vicinal.data.open_dataset"], "DIGITS_FILE", file)  # hidden by a function
     source, digits = open_dataset("digits"), load_digits()
     assert source.channels == len(source.info.mean) == 1
     assert (len(source.train), len(source.test)) == (1438, 359)
