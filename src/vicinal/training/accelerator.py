@@ -1,6 +1,8 @@
 """Accelerate's Accelerator for the device and precision of a run."""
 
+import atexit
 import os
+import time
 
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
@@ -11,6 +13,8 @@ from vicinal.training.device import find_device
 from vicinal.training.tracker import check_tracker
 
 __all__ = ["make_accelerator", "reset_accelerator"]
+
+SECONDS_TO_FREE = 0.5
 
 
 def make_accelerator(config: TrainConfig) -> Accelerator:
@@ -62,6 +66,17 @@ def reset_accelerator(device: str, precision: str = "no", *, compiled: bool = Fa
     if PartialState._shared_state and not several and PartialState().device != found:
         PartialState._reset_state()
     named = {} if several or device in ("auto", "cpu") else {"ACCELERATE_TORCH_DEVICE": str(found)}
+    if several:
+        atexit.unregister(_let_threads_end)
+        atexit.register(_let_threads_end)
     with patch_environment(**named):
         backend = "inductor" if compiled else None
         return Accelerator(cpu=found.type == "cpu", mixed_precision=precision, dynamo_backend=backend)
+
+
+def _let_threads_end() -> None:
+    """Waits without Python's lock: gloo's threads need it to free their last tensors, and abort a process without it.
+
+    To destroy the process group is no way out: that waits for these threads while it holds the lock.
+    """
+    time.sleep(SECONDS_TO_FREE)
