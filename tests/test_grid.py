@@ -60,7 +60,9 @@ def test_from_tokens_finds_the_grid(tokens, prefix, aspect, expected):
     assert Grid.from_tokens(tokens, prefix=prefix, aspect=aspect) == expected
 
 
-@pytest.mark.parametrize("grid", [Grid(8, 8), Grid(3, 9), Grid(1, 4)])
+@pytest.mark.parametrize(
+    "grid", [Grid(3, 9), *(pytest.param(grid, marks=pytest.mark.slow) for grid in (Grid(8, 8), Grid(1, 4)))]
+)
 def test_unfolding_gives_the_same_when_compiled_and_so_do_its_gradients(grid):
     table = torch.randn(2, *grid.table_shape, requires_grad=True)
     weights = torch.randn(2, grid.patches, grid.patches)

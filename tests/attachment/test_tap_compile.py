@@ -13,7 +13,7 @@ FEWER_LAYERS = {vit: {"depth": 2}, swin: {"depths": (2, 1)}, cait: {}}  # compil
 @pytest.mark.parametrize(
     ("make", "spec", "queries"),
     [
-        (vit, None, "class"),
+        pytest.param(vit, None, "class", marks=pytest.mark.slow),
         pytest.param(vit, "gmm:init=spread", "class", marks=pytest.mark.slow),
         (vit, "gmm:init=spread+gab", "mean"),
         (swin, "gmm:init=spread", "mean"),

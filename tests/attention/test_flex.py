@@ -15,15 +15,15 @@ def formula(q, k, v, prior, mask=None):
     return attend(q, k, v, prior=prior, mask=mask, backend="plain")
 
 
-def test_flex_equals_the_others_without_a_gradient():
+@pytest.mark.parametrize("spec", ["gmm:init=spread+gab", pytest.param("conv", marks=pytest.mark.slow)])
+def test_flex_equals_the_others_without_a_gradient(spec):
     grid = Grid(4, 4, prefix=1)
     q, k, v = (x.detach() for x in inputs(grid, dim=16))
     mask = torch.randn(3, 1, grid.tokens, grid.tokens)
-    for spec in ("gmm:init=spread+gab", "conv"):
-        prior = build_prior(spec, heads=2, grid=grid)
-        with torch.no_grad():
-            out = attend(q, k, v, prior=prior, mask=mask, backend="flex")
-            torch.testing.assert_close(out.double(), formula(q, k, v, prior, mask), atol=1e-5, rtol=1e-4)
+    prior = build_prior(spec, heads=2, grid=grid)
+    with torch.no_grad():
+        out = attend(q, k, v, prior=prior, mask=mask, backend="flex")
+        torch.testing.assert_close(out.double(), formula(q, k, v, prior, mask), atol=1e-5, rtol=1e-4)
     with pytest.raises(VicinalError, match=r"no backward on a CPU; use backend='auto', or torch.no_grad"):
         attend(q, k, v, prior=prior, backend="flex")
     with pytest.raises(VicinalError, match=r"has no dropout, given 0.1; use backend='auto'"):
@@ -49,6 +49,7 @@ def test_a_compiled_module_has_flex_attention_in_its_one_graph(spec):
         torch.testing.assert_close(out.double(), formula(q + 1, k, v, model.prior, mask), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_flex_serves_queries_and_keys_with_positions_of_their_own():
     grid = Grid(2, 3)
     prior = build_prior("gmm:init=spread", heads=2, grid=grid)

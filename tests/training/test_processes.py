@@ -50,7 +50,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
 @pytest.mark.parametrize(
     ("launcher", "processes"),
     [
-        pytest.param(TORCHRUN, 2, id="torchrun"),
+        pytest.param(TORCHRUN, 2, id="torchrun", marks=pytest.mark.slow),
         pytest.param(ACCELERATE, 1, id="accelerate", marks=pytest.mark.slow),
     ],
 )
