@@ -80,7 +80,7 @@ def test_a_table_larger_than_the_terminal_is_cut(study, capsys, monkeypatch):
     folder, runs, facts = study
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setattr("vicinal.studies.progress.REDRAW_SECONDS", -1)
-    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 4)))
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=None: os.terminal_size((20, 4)))
     with Progress(folder, runs, facts) as progress:
         progress.tick([])
         assert capsys.readouterr().out.splitlines() == ["arm   finished  fai", "...", "1 of 4 runs, 25% of"]
