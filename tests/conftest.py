@@ -44,7 +44,7 @@ def _labeled_images(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1, torch.tensor(table["label"])
 
 
-@pytest.fixture(params=["all", "images", "heads", "rows"])
+@pytest.fixture(params=["all", "images", pytest.param("heads", marks=pytest.mark.slow), "rows"])
 def chunk_sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Divides attention in each of the ways a large input would be."""
     logits = {"all": 2**19, "images": 300, "heads": 150, "rows": 35}[request.param]  # 2 heads of 10 tokens have 200

@@ -134,9 +134,7 @@ def plain_differential():
     "make",
     [
         hiera_units,
-        pytest.param(detector, marks=pytest.mark.slow),
-        differential,
-        pytest.param(plain_differential, marks=pytest.mark.slow),
+        *(pytest.param(make, marks=pytest.mark.slow) for make in (detector, differential, plain_differential)),
     ],
 )
 def test_uncommon_attention_compiles_exports_and_copies(make):

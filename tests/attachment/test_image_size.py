@@ -86,6 +86,7 @@ def test_what_runs_between_forward_and_backward_does_not_disturb_checkpointing(w
     assert torch.equal(model.blocks[0].attn.qkv.weight.grad, expected)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_model_follows_the_size_too():
     model = dynamic_vit()

@@ -15,7 +15,7 @@ FEWER_LAYERS = {vit: {"depth": 2}, swin: {"depths": (2, 1)}, cait: {}}  # compil
     [
         pytest.param(vit, None, "class", marks=pytest.mark.slow),
         pytest.param(vit, "gmm:init=spread", "class", marks=pytest.mark.slow),
-        (vit, "gmm:init=spread+gab", "mean"),
+        pytest.param(vit, "gmm:init=spread+gab", "mean", marks=pytest.mark.slow),
         (swin, "gmm:init=spread", "mean"),
         pytest.param(cait, None, "class", marks=pytest.mark.slow),
     ],

@@ -182,6 +182,7 @@ def test_compiles_in_one_graph_with_gradients():
     assert_all_close(gradients(out, tensors), gradients(truth, tensors), atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 def test_flex_equals_the_formula():
     prior = PooledPrior(dtype=torch.float32)
     q, k, v = (x.detach() for x in inputs(dim=16, v_dim=16, dtype=torch.float32))

@@ -250,11 +250,16 @@ def test_a_subclass_with_another_formula_is_not_quadratic():
     assert_equals_formula(renamed, q, k, v)
 
 
-def test_compiles_in_one_graph():
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_in_one_graph(compiler):
     grid = Grid(4, 3, prefix=1)
     prior = build_prior("conv+conv", heads=2, grid=grid)
     q, k, v = inputs(grid)
-    compiled = torch.compile(lambda q, k, v: attend(q, k, v, prior=prior, backend="quadratic"), fullgraph=True)
+
+    def run(q, k, v):
+        return attend(q, k, v, prior=prior, backend="quadratic")
+
+    compiled = torch.compile(run, fullgraph=True, backend=compiler)
     tensors = [q, k, v, *prior.parameters()]
     out, expected = compiled(q, k, v), attend(q, k, v, prior=prior, backend="plain")
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)

@@ -80,6 +80,7 @@ def test_a_survey_writes_a_page_and_goes_on_where_it_was(tmp_path, capsys, monke
     assert {x.model: x for x in read_notes(notes)}["test_vit3"].served == {"Attention, 10 x 10 + 1 prefix": 9}
 
 
+@pytest.mark.slow
 def test_a_model_that_needs_too_much_memory_is_noted(tmp_path, capsys):
     out, notes = tmp_path / "page.md", tmp_path / "notes.jsonl"
     assert main(["models", "test_vit", "--coverage", "--out", str(out), "--notes", str(notes), "--memory", "0.02"]) == 0

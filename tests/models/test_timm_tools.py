@@ -26,7 +26,10 @@ def test_a_prior_through_timms_own_door():
     assert count(model) - count(timm.create_model("vicinal_vit_mini")) == 6 * 6 * 2 * 2
 
 
-@pytest.mark.parametrize("name", ["vit", "swin", "cait", "pit", "t2t", "vit-relpos"])
+@pytest.mark.parametrize(
+    "name",
+    ["vit", "swin", "pit", "t2t", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cait", "vit-relpos"))],
+)
 def test_timms_tools_work(name):
     options = {"prior": "gmm:init=paper", "drop_path_rate": 0.0}
     model = vicinal.create_model(name, **options).eval()

@@ -83,7 +83,13 @@ def test_numbers_sort_by_value_and_cells_without_one_stay_below(browser, tmp_pat
         assert opened.column("#numbers", 0) == ["1,000", "10", "9", "-2", "none"]
 
 
-@pytest.mark.parametrize("before", [None, "Object.defineProperty(navigator, 'clipboard', {value: undefined})"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        pytest.param("Object.defineProperty(navigator, 'clipboard', {value: undefined})", marks=pytest.mark.slow),
+    ],
+)
 def test_buttons_copy_the_table(browser, study_folder, study_report, before):
     """With the clipboard of the browser, and without."""
     result = show_study(study_folder)

@@ -16,7 +16,9 @@ from vicinal.training.config import ConfigError
 from vicinal.training.signals import Interrupted
 
 
-@pytest.mark.parametrize("minutes", [10, 0], ids=["epochs", "steps"])
+@pytest.mark.parametrize(
+    "minutes", [pytest.param(10, id="epochs", marks=pytest.mark.slow), pytest.param(0, id="steps")]
+)
 def test_a_run_that_died_goes_on_as_if_it_had_not(tmp_path, monkeypatch, minutes):
     """It dies at steps before, at and behind checkpoints: at the ends of epochs, and at every step."""
     whole = vicinal.train(config(tmp_path / "whole", **ALL))

@@ -44,7 +44,7 @@ def test_two_processes_at_once_build_once(here):
     assert len(compiled(here.folder)) == VARIANTS + 2
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_build_that_was_stopped_leaves_nothing_that_breaks_the_next(here, stop):
     write_compiler(here.folder, before=SLOWLY.format(folder=here.folder, seconds=5))
     # Tests that a script started in the background inherit from it that SIGINT is ignored.
