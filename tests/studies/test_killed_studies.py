@@ -14,6 +14,7 @@ import yaml
 from small_studies import definition, tables
 
 KILLS = 20
+MAX_SECONDS = 14.0  # to a kill; a study goes on after it, so that later kills meet later moments of it
 
 
 def start(file, folder):
@@ -41,12 +42,12 @@ def assert_same_results(folder, whole):
 
 @pytest.mark.slow
 def test_killed_at_twenty_random_moments_it_gives_the_same_table(tmp_path):
-    """Kills a study twenty times between its start and the time that a whole one takes; an ended one starts anew."""
+    """Kills a study twenty times, at moments up to the time that a whole one takes; one that ended starts anew."""
     file, whole = tmp_path / "study.yaml", tmp_path / "whole"
     file.write_text(yaml.safe_dump(definition(budget={"steps": 60}), sort_keys=False))
     began = time.monotonic()
     assert start(file, whole).wait(timeout=300) == 0, (tmp_path / "whole.log").read_text()
-    seconds = time.monotonic() - began
+    seconds = min(time.monotonic() - began, MAX_SECONDS)
     draw, kills, studies = random.Random(0), 0, 0
     while kills < KILLS:
         folder = tmp_path / f"killed-{studies}"
