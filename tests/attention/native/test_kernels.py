@@ -142,6 +142,22 @@ def test_the_same_bits_for_the_same_number_of_threads(per_offset):
     assert all(torch.equal(a, b) for a, b in zip(results[1][:4], results[3][:4], strict=True))  # q, k, v: no sums
 
 
+@pytest.mark.parametrize("name", ["tables", "order", "mask of heads", "pairs"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_threads_share_the_queries_of_a_few_heads(name, dtype):
+    call = case(name, Grid(10, 10, 1), batch=1, heads=3)
+    truth, before, outputs = by_formula(call, torch.float64)[0], torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5, 16):
+            torch.set_num_threads(threads)
+            outputs.append(by_kernel(call, dtype)[0])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    bound = 1e-12 if dtype == torch.float64 else 0.02
+    assert relative_errors(outputs[:1], [truth]) < [bound]
+
+
 def test_queries_without_a_key_get_zeros_and_no_gradient(variant):
     call = random_call(Grid(4, 4), mask=(2, 1, 16, 16), dtype=torch.float64)
     call.mask = torch.where(call.mask > 0, 0.0, -torch.inf)

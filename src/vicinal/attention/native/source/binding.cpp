@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "call.h"
@@ -16,6 +17,8 @@ using std::optional;
 using namespace vicinal;
 
 constexpr int64_t MIN_PRODUCTS_PER_WORKER = 1 << 16;  // multiplications: a parallel region takes microseconds
+constexpr int64_t PAIRS_PER_WORKER = 8;                // from here on, one pair more for some workers hardly matters
+constexpr int64_t MIN_QUERIES = 24;                    // of a part of a pair: each part packs all keys
 
 const std::vector<const Kernels*>& all_kernels() {  // the last is the best
   static const std::vector<const Kernels*> found{
@@ -106,9 +109,8 @@ class Prepared {
       call.order = order_.data_ptr<int64_t>();
     }
     if (options.mask) set_mask(*options.mask);
-    workers = std::min<int64_t>(at::get_num_threads(), call.batch * call.heads);
-    const int64_t products = call.batch * call.heads * call.queries * call.keys * (call.dim + call.value_dim);
-    workers = std::clamp<int64_t>(products / MIN_PRODUCTS_PER_WORKER, 1, std::max<int64_t>(workers, 1));
+    call.parts = 1;
+    workers = workers_for(call.batch * call.heads);
     if (training) norms = at::empty({call.batch, call.heads, call.queries, 2}, q.options().dtype(type));
     if (training) call.norms = norms.data_ptr();
   }
@@ -116,11 +118,19 @@ class Prepared {
   // Whether there is nothing to compute: results are empty, or 0 where queries have no key.
   bool empty() const { return !call.batch || !call.heads || !call.queries || !call.keys; }
 
+  // Splits the queries of each pair, in forward, so that all workers get the same share of a few pairs.
+  void split_queries() {
+    const int64_t pairs = call.batch * call.heads, threads = workers_for(pairs * call.queries);
+    if (empty() || pairs >= threads * PAIRS_PER_WORKER) return;
+    call.parts = std::clamp<int64_t>(call.queries / MIN_QUERIES, 1, threads / std::gcd(pairs, threads));
+    workers = std::min(threads, pairs * call.parts);
+  }
+
   void run(Run kernel) const {
     if (empty()) return;
-    const int64_t pairs = call.batch * call.heads;
+    const int64_t items = call.batch * call.heads * call.parts;
     // Masks with a row for every image have gradients that heads share: then a worker takes whole images.
-    const int64_t unit = whole_images ? call.heads : 1, units = pairs / unit;
+    const int64_t unit = whole_images ? call.heads : 1, units = items / unit;
     at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
       for (int64_t worker = first; worker < last; ++worker)
         kernel(call, units * worker / workers * unit, units * (worker + 1) / workers * unit, worker);
@@ -137,6 +147,12 @@ class Prepared {
   Tensor norms, mask;
 
  private:
+  int64_t workers_for(int64_t most) const {
+    const int64_t products = call.batch * call.heads * call.queries * call.keys * (call.dim + call.value_dim);
+    const int64_t threads = std::min<int64_t>(at::get_num_threads(), products / MIN_PRODUCTS_PER_WORKER);
+    return std::max<int64_t>(std::min(threads, most), 1);
+  }
+
   const void* values(const optional<Tensor>& given, double factor, double neutral, Tensor& kept) {
     if (!given) return nullptr;
     const Tensor from = given->to(type).contiguous();
@@ -170,6 +186,7 @@ std::tuple<Tensor, Tensor> forward_of(const Tensor& q, const Tensor& k, const Te
   Call& call = prepared.call;
   const Tensor out = at::empty({call.batch, call.queries, call.heads, call.value_dim}, q.options());
   if (prepared.empty()) out.zero_();
+  prepared.split_queries();
   call.out = tokens_of(out.transpose(1, 2));
   prepared.run(prepared.is_double() ? chosen->forward_f64 : chosen->forward_f32);
   return {out, training ? prepared.norms : at::empty({0}, q.options().dtype(prepared.type))};

@@ -41,6 +41,7 @@ struct Call {
 
   void* norms;      // (batch, heads, queries, 2): largest logit, and 1 / sum of exponentials; null if not wanted
   bool head_major;  // whether all images of a head are computed before the next head
+  int64_t parts;    // in which forward computes the queries of a pair: several if there are few pairs
 
   // Pairs of an image and a head are numbered in the order in which they are computed.
   int64_t image_of(int64_t pair) const { return head_major ? pair % batch : pair / heads; }
@@ -50,7 +51,7 @@ struct Call {
   int64_t slots(int64_t workers) const { return head_major ? workers + heads : workers * heads; }
 };
 
-// Computes the pairs from `begin` to `end` as one of several workers.
+// Computes the pairs from `begin` to `end` as one of several workers; forward the parts of pairs.
 using Run = void (*)(const Call&, int64_t begin, int64_t end, int64_t worker);
 
 struct Kernels {

@@ -64,34 +64,42 @@ template <class T, bool SCALE, bool BIAS> void forward(const Call& c, int64_t be
   static thread_local Buffer memory;
   const Block<T> block(c);
   constexpr int64_t P = 2 * LANES<T>;
-  Staged<T> q(c.q, c.queries, c.dim, c.order), k(c.k, c.keys, c.dim, c.order), v(c.v, c.keys, c.value_dim, c.order);
-  Staged<T> out(c.out, c.queries, c.value_dim, c.order);
+  Staged<T> q(c, c.q, c.queries, c.dim), k(c, c.k, c.keys, c.dim), v(c, c.v, c.keys, c.value_dim);
+  Staged<T> out(c, c.out, c.queries, c.value_dim);
   const int64_t packed = block.stride * c.dim, logits = block.rows * block.stride;
   T* room = memory.room<T>(packed + logits + block.rows + q.room() + k.room() + v.room() + out.room() + LANES<T>);
   T *const k_packed = room, *const products = k_packed + packed, *const shares = products + logits;
   T* const keyed = products + block.lead;  // the first key of the first row
   room = shares + block.rows + LANES<T>;
   for (Staged<T>* each : {&q, &k, &v, &out}) each->use(room), room += each->room();
-  for (int64_t pair = begin; pair < end; ++pair) {
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t pair = item / c.parts, part = item % c.parts, next = smaller(item + 1, end - 1) / c.parts;
+    const int64_t first = c.queries * part / c.parts, last = c.queries * (part + 1) / c.parts;
     const int64_t image = c.image_of(pair), head = c.head_of(pair);
     const auto queries = q.load(image, head), keys = k.load(image, head), values = v.load(image, head);
+    const int64_t next_image = c.image_of(next), next_head = c.head_of(next);
     const auto result = out.rows(image, head);
     T* norms = c.norms ? static_cast<T*>(c.norms) + 2 * (image * c.heads + head) * c.queries : nullptr;
     pack<T>(keys, c.keys, c.dim, block.lead, k_packed);
-    for (int64_t start = 0; start < c.queries; start += block.rows) {
-      const int64_t rows = smaller(block.rows, c.queries - start);
+    for (int64_t start = first; start < last; start += block.rows) {
+      const int64_t rows = smaller(block.rows, last - start);
       product<T>(rows, block.lead + c.keys, c.dim, {queries.at + start * queries.row, queries.row, 1},
                  {k_packed, P, P * c.dim}, {products, block.stride});
-      for (int64_t r = 0; r < rows; ++r)
+      for (int64_t r = 0; r < rows; ++r) {
+        if ((start + r) % QUERIES_PER_FETCH == 0) {
+          for (const Staged<T>* each : {&q, &k, &v}) each->template fetch<false>(next_image, next_head, start + r);
+          out.template fetch<true>(next_image, next_head, start + r);
+        }
         shares[r] = softmax_row<T, SCALE, BIAS>(c, block.lead, image, head, start + r, keyed + r * block.stride,
                                                 norms ? norms + 2 * (start + r) : nullptr);
+      }
       T* to = result.at + start * result.row;
       product<T>(rows, c.value_dim, c.keys, {keyed, block.stride, 1}, {values.at, values.row, P}, {to, result.row});
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t j = 0; j < c.value_dim; j += LANES<T>)
           store(to + r * result.row + j, load(to + r * result.row + j) * shares[r]);
     }
-    out.finish(image, head);
+    out.finish(image, head, first, last);
   }
 }
 
@@ -147,9 +155,9 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
   static thread_local Buffer memory;
   const Block<T> block(c);
   constexpr int64_t P = 2 * LANES<T>;
-  Staged<T> q(c.q, c.queries, c.dim, c.order), k(c.k, c.keys, c.dim, c.order), v(c.v, c.keys, c.value_dim, c.order);
-  Staged<T> g(c.out, c.queries, c.value_dim, c.order), dq(c.dq, c.queries, c.dim, c.order);
-  Staged<T> dk(c.dk, c.keys, c.dim, c.order), dv(c.dv, c.keys, c.value_dim, c.order);
+  Staged<T> q(c, c.q, c.queries, c.dim), k(c, c.k, c.keys, c.dim), v(c, c.v, c.keys, c.value_dim);
+  Staged<T> g(c, c.out, c.queries, c.value_dim), dq(c, c.dq, c.queries, c.dim);
+  Staged<T> dk(c, c.dk, c.keys, c.dim), dv(c, c.dv, c.keys, c.value_dim);
   const int64_t k_size = block.stride * c.dim, v_size = block.stride * c.value_dim,
                 row_size = block.rows * 3 * block.stride;
   const int64_t sums = ValueSums<T>::size(c), d_scales = SCALE ? sums : 0, d_biases = BIAS ? sums : 0;
@@ -171,6 +179,7 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
   for (int64_t pair = begin; pair < end; ++pair) {
     const int64_t image = c.image_of(pair), head = c.head_of(pair);
     const auto queries = q.load(image, head), keys = k.load(image, head), values = v.load(image, head);
+    const int64_t next = smaller(pair + 1, end - 1), next_image = c.image_of(next), next_head = c.head_of(next);
     const auto grads = g.load(image, head);
     const auto to_q = dq.rows(image, head), to_k = dk.rows(image, head), to_v = dv.rows(image, head);
     const T* norms = static_cast<const T*>(c.norms) + 2 * (image * c.heads + head) * c.queries;
@@ -185,6 +194,10 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
                  {gradient - block.lead, pitch});
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = r * pitch;
+        if ((start + r) % QUERIES_PER_FETCH == 0) {
+          for (const Staged<T>* each : {&q, &k, &v, &g}) each->template fetch<false>(next_image, next_head, start + r);
+          for (const Staged<T>* each : {&dq, &dk, &dv}) each->template fetch<true>(next_image, next_head, start + r);
+        }
         double* mask = d_mask ? d_mask + mask_row<T>(c, image, head, start + r) : nullptr;
         backward_row<T, SCALE, BIAS>(
             c, block.lead, image, head, start + r,
@@ -196,7 +209,8 @@ template <class T, bool SCALE, bool BIAS> void backward(const Call& c, int64_t b
       product<T>(c.keys, c.dim, rows, {gradient, 1, pitch}, {from, queries.row, P}, {to_k.at, to_k.row}, start > 0);
       product<T>(c.keys, c.value_dim, rows, {weights, 1, pitch}, {go, grads.row, P}, {to_v.at, to_v.row}, start > 0);
     }
-    for (const Staged<T>* each : {&dq, &dk, &dv}) each->finish(image, head);
+    dq.finish(image, head, 0, c.queries);
+    for (const Staged<T>* each : {&dk, &dv}) each->finish(image, head, 0, c.keys);
     const bool last = pair + (c.head_major ? 1 : c.heads) >= end;
     const bool leaves = c.head_major && (pair + 1 >= end || c.head_of(pair + 1) != head);
     if (last || leaves || image % images_per_sum == images_per_sum - 1) d_scale.flush(head), d_bias.flush(head);
