@@ -75,13 +75,14 @@ template <class T> bool run(const Kernels* kernels, const Shape& s, int64_t work
     call.d_mask = d_mask.data(), call.mask_size = static_cast<int64_t>(mask.size());
   }
   call.dropout = s.dropout, call.seed = 7, call.norms = norms.data();
-  const int64_t pairs = s.batch * s.heads;
   const auto each_worker = [&](Run kernel) {
+    const int64_t items = s.batch * s.heads * call.parts;
     for (int64_t worker = 0; worker < workers; ++worker)
-      kernel(call, pairs * worker / workers, pairs * (worker + 1) / workers, worker);
+      kernel(call, items * worker / workers, items * (worker + 1) / workers, worker);
   };
+  call.parts = workers > 1 ? 3 : 1;
   each_worker(sizeof(T) == 8 ? kernels->forward_f64 : kernels->forward_f32);
-  call.out = tokens(g, s.heads, n, s.value_dim);
+  call.out = tokens(g, s.heads, n, s.value_dim), call.parts = 1;
   each_worker(sizeof(T) == 8 ? kernels->backward_f64 : kernels->backward_f32);
   std::vector<double> total(s.heads * layout.given());
   if (s.scale) layout.gather(call, d_scale.data(), workers, 1.0, total.data());

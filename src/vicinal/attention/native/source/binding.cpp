@@ -109,7 +109,6 @@ class Prepared {
       call.order = order_.data_ptr<int64_t>();
     }
     if (options.mask) set_mask(*options.mask);
-    call.parts = 1;
     workers = workers_for(call.batch * call.heads);
     if (training) norms = at::empty({call.batch, call.heads, call.queries, 2}, q.options().dtype(type));
     if (training) call.norms = norms.data_ptr();

@@ -39,9 +39,9 @@ struct Call {
   double dropout;
   uint64_t seed;
 
-  void* norms;      // (batch, heads, queries, 2): largest logit, and 1 / sum of exponentials; null if not wanted
-  bool head_major;  // whether all images of a head are computed before the next head
-  int64_t parts;    // in which forward computes the queries of a pair: several if there are few pairs
+  void* norms;        // (batch, heads, queries, 2): largest logit, and 1 / sum of exponentials; null if not wanted
+  bool head_major;    // whether all images of a head are computed before the next head
+  int64_t parts = 1;  // in which forward computes the queries of a pair: several if there are few pairs
 
   // Pairs of an image and a head are numbered in the order in which they are computed.
   int64_t image_of(int64_t pair) const { return head_major ? pair % batch : pair / heads; }
