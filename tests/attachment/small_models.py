@@ -12,12 +12,17 @@ from timm.models.cait import Cait  # noqa: E402
 from timm.models.swin_transformer import SwinTransformer  # noqa: E402
 from timm.models.swin_transformer_v2 import SwinTransformerV2  # noqa: E402
 from timm.models.vision_transformer import VisionTransformer  # noqa: E402
+from timm.models.vision_transformer_relpos import VisionTransformerRelPos  # noqa: E402
+
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 4, "num_classes": 5}
 
 
 def vit(**options):
-    return VisionTransformer(
-        **{"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 3, "num_heads": 4, "num_classes": 5} | options
-    )
+    return VisionTransformer(**VIT | options)
+
+
+def vit_relpos(**options):
+    return VisionTransformerRelPos(**VIT | {"rel_pos_type": "bias"} | options)
 
 
 SWIN = {"img_size": 32, "patch_size": 2, "window_size": 4, "embed_dim": 12, "depths": (2, 2), "num_heads": (2, 4)}

@@ -28,7 +28,7 @@ def gradients(model):
     return torch.autograd.grad(loss, list(model.parameters()))
 
 
-@pytest.mark.parametrize("name", ["vit", "swin", "pit", "t2t"])
+@pytest.mark.parametrize("name", ["vit", "swin", "pit", "t2t", "vit-relpos"])
 def test_it_equals_timm_and_its_gradients(name, monkeypatch):
     model = small(name)
     ours = [model(IMAGES), *gradients(model)]
@@ -51,6 +51,20 @@ def test_the_kernels_are_called(monkeypatch):
     assert len(called) == 9 + 12
 
 
+@pytest.mark.parametrize("name", ["vit", "pit", "t2t", "vit-relpos"])
+def test_no_attention_of_a_backbone_is_left_to_torch(name, monkeypatch):
+    model = small(name)
+
+    def refused(*_, **__):
+        raise AssertionError("called scaled_dot_product_attention")
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", refused)
+    model(IMAGES)
+    monkeypatch.setattr(library, "_ready", False)
+    with pytest.raises(AssertionError, match="called"):
+        model(IMAGES)
+
+
 def test_a_model_of_the_user_is_left_alone():
     import timm
 
@@ -62,10 +76,11 @@ def test_a_model_of_the_user_is_left_alone():
     assert {type(block.attn) for block in model.blocks} == {Attention}
 
 
-def test_attach_and_detach_give_the_same_model_back():
-    model = small("swin")
+@pytest.mark.parametrize(("name", "layers"), [("swin", "last 2"), ("t2t", None)])
+def test_attach_and_detach_give_the_same_model_back(name, layers):
+    model = small(name)
     before, classes = model(IMAGES), [type(module) for module in model.modules()]
-    vicinal.attach(model, "gmm:init=spread", layers="last 2")
+    vicinal.attach(model, "gmm:init=spread", layers=layers)
     assert not torch.equal(model(IMAGES), before)
     vicinal.detach(model)
     assert [type(module) for module in model.modules()] == classes
@@ -86,6 +101,14 @@ def test_copies_and_pickles_name_the_class_of_timm():
     twin = copy.deepcopy(model)
     assert torch.equal(twin.eval()(IMAGES), model.eval()(IMAGES))
     assert vicinal.detach(twin) == 12
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "t2t", "vit-relpos"])
+def test_a_second_time_changes_nothing(name):
+    model = small(name)
+    classes = [type(module) for module in model.modules()]
+    use_package_attention(model)
+    assert [type(module) for module in model.modules()] == classes
 
 
 def test_another_forward_than_that_of_timm_stays():

@@ -1,13 +1,14 @@
 """timm's models under a prior, against the formula from their own weights, in float64."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 
 import vicinal
 from by_hand import assert_same, attention_io, logits_by_hand, project, raster
-from small_models import beit, cait, images, lively, swin, vit
+from small_models import beit, cait, images, lively, swin, vit, vit_relpos
 from vicinal import Grid
 from vicinal.attachment.subclass import WithPrior
 from vicinal.inspection.refusal import RefusalKind
@@ -86,7 +87,32 @@ def test_beit_keeps_its_own_bias(spec):
         assert_same(out, project(block.attn, (logits + bias + block.attn._get_rel_pos_bias()).softmax(-1), v))
 
 
-@pytest.mark.parametrize("make", [vit, swin])
+@pytest.mark.parametrize("spec", SPECS)
+@torch.no_grad()
+def test_relative_positions_stay_beside_the_prior(spec):
+    model = lively(vit_relpos(class_token=True)).double()
+    vicinal.attach(model, spec)
+    for block in model.blocks:
+        module = block.attn
+        args, _, out = attention_io(module, lambda: model(images(model).double()))
+        logits, bias, v = logits_by_hand(module, args[0], module.prior, raster(4, 4, 1))
+        own = module.rel_pos.get_bias()
+        assert own.abs().max() > 0.1
+        assert_same(out, project(module, (logits + bias + own).softmax(-1), v))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        vit,
+        swin,
+        vit_relpos,
+        partial(vit, qk_norm=True),
+        partial(vit_relpos, qk_norm=True, class_token=True),
+        partial(vit_relpos, rel_pos_type="mlp", shared_rel_pos=True),
+        partial(vit_relpos, rel_pos_type="none"),
+    ],
+)
 def test_fast_forwards_equal_the_interceptor_in_outputs_and_gradients(make):
     fast = lively(make()).double()
     vicinal.attach(fast, "gmm:init=spread+gab")

@@ -1,4 +1,4 @@
-"""timm's attention without a prior by the native kernels, for models that this package makes.
+"""Attention without a prior by the native kernels, for models that this package makes.
 
 So the arms of a comparison differ in their prior, and not in the kernel that computes attention.
 """
@@ -8,31 +8,31 @@ from typing import Any
 
 from timm.layers.attention import Attention
 from timm.models.swin_transformer import WindowAttention
+from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
 
-from vicinal.attachment.timm_forwards import attention_forward, window_attention_forward
+from vicinal.attachment.timm_forwards import attention_forward, relative_attention_forward, window_attention_forward
 from vicinal.attention.native.path import native_serves
 
-__all__ = ["use_package_attention"]
+__all__ = ["PLAIN_CLASSES", "PlainAttention", "use_package_attention"]
 
 
 def use_package_attention(model: nn.Module) -> None:
-    """Swaps the class of timm's attention modules that have no prior for one that calls `attend_packed` where
-    the native kernels serve it.
+    """Swaps the class of attention modules that have no prior for one that uses the native kernels where they serve.
 
-    Modules whose forward is not timm's own stay as they are. Names of weights stay, and so do copies and pickles, which
-    name timm's class. `attach` and `detach` see timm's class.
+    Modules whose forward is not one of `PLAIN_CLASSES` stay as they are. Names of weights stay, and so do copies and
+    pickles, which name the class before. `attach` and `detach` see the class before.
 
     Args:
         model: any model.
     """
     for module in model.modules():
         base: Any = type(module)
-        if base.forward in _MIXINS:
+        if base.forward in PLAIN_CLASSES and not issubclass(base, PlainAttention):
             module.__class__ = _plain_class(base)
 
 
-class _PlainAttention:
+class PlainAttention:
     """Mixed into the class of an attention module without a prior."""
 
     plain_class: type[nn.Module]
@@ -42,7 +42,7 @@ class _PlainAttention:
         return _rebuild, (self.plain_class,), self.__getstate__()
 
 
-class _Attention(_PlainAttention):
+class _Attention(PlainAttention):
     """timm's `Attention`."""
 
     def forward(self: Any, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
@@ -52,7 +52,17 @@ class _Attention(_PlainAttention):
         return attention_forward(self, x, None, attn_mask)
 
 
-class _WindowAttention(_PlainAttention):
+class _RelativeAttention(PlainAttention):
+    """timm's `RelPosAttention`."""
+
+    def forward(self: Any, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        """Returns tokens, `(batch, tokens, dim)`."""
+        if not native_serves(x):
+            return self.plain_class.forward(self, x, shared_rel_pos)  # type: ignore[no-any-return]
+        return relative_attention_forward(self, x, None, shared_rel_pos)
+
+
+class _WindowAttention(PlainAttention):
     """timm's `WindowAttention` of Swin."""
 
     def forward(self: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -62,15 +72,17 @@ class _WindowAttention(_PlainAttention):
         return window_attention_forward(self, x, None, mask)
 
 
-_MIXINS: dict[Any, type[_PlainAttention]] = {
+PLAIN_CLASSES: dict[Any, type[PlainAttention]] = {
     Attention.forward: _Attention,
+    RelPosAttention.forward: _RelativeAttention,
     WindowAttention.forward: _WindowAttention,
 }
+"""What is mixed into a class, by the forward of that class."""
 
 
 @functools.cache
 def _plain_class(base: Any) -> type[nn.Module]:
-    mixin = _MIXINS[base.forward]
+    mixin = PLAIN_CLASSES[base.forward]
     return type(base.__name__, (mixin, base), {"__module__": __name__, "__doc__": mixin.__doc__, "plain_class": base})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from timm.layers.attention import Attention
 from timm.models.swin_transformer import WindowAttention
+from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
 
 from vicinal.attachment.interceptor import token_mismatch
@@ -21,7 +22,7 @@ from vicinal.errors import VicinalError
 from vicinal.grid import Grid
 from vicinal.priors.full_precision import widen
 
-__all__ = ["AttentionForward", "WindowAttentionForward", "attention_forward", "window_attention_forward"]
+__all__ = ["attention_forward", "relative_attention_forward", "window_attention_forward"]
 
 
 class _FastForward(WithPrior):
@@ -47,6 +48,14 @@ class AttentionForward(_FastForward):
         return attention_forward(self, x, self._prior_for(x), attn_mask)
 
 
+class RelativeAttentionForward(_FastForward):
+    """timm's `RelPosAttention`, under a prior."""
+
+    def forward(self: Any, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        """Returns tokens, `(batch, tokens, dim)`."""
+        return relative_attention_forward(self, x, self._prior_for(x), shared_rel_pos)
+
+
 class WindowAttentionForward(_FastForward):
     """timm's `WindowAttention` of Swin, under a prior."""
 
@@ -64,19 +73,35 @@ def attention_forward(module: Any, x: Tensor, prior: PlacedPrior | None, mask: T
         prior: on the grid of the tokens; None for plain attention.
         mask: as for `attend`.
     """
-    batch, tokens, _ = x.shape
     gate = None if module.gate is None else module.gate(x).sigmoid()
-    qkv, dropout = module.qkv(x), module.attn_drop.p if module.training else 0.0
-    if type(module.q_norm) is type(module.k_norm) is nn.Identity:
-        options = {"mask": mask, "dropout": dropout, "scale": module.scale}
-        out = attend_packed(qkv, heads=module.num_heads, prior=prior, **options)
-    else:
-        q, k, v = qkv.reshape(batch, tokens, 3, module.num_heads, module.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        q, k = module.q_norm(q), module.k_norm(k)
-        out = attend(q, k, v, prior=prior, mask=mask, dropout=dropout, scale=module.scale)
-        out = out.transpose(1, 2).reshape(batch, tokens, module.attn_dim)
-    out = module.norm(out)
+    out = module.norm(_attend_heads(module, x, prior, mask))
     return module.proj_drop(module.proj(out if gate is None else out * gate))  # type: ignore[no-any-return]
+
+
+def relative_attention_forward(
+    module: Any, x: Tensor, prior: PlacedPrior | None, shared: Tensor | None = None
+) -> Tensor:
+    """Returns what timm's `RelPosAttention` does under a prior, `(batch, tokens, dim)`.
+
+    Args:
+        module: the attention module.
+        x: tokens, `(batch, tokens, dim)`.
+        prior: on the grid of the tokens; None for plain attention.
+        shared: bias of all layers, `(1, heads, tokens, tokens)`, for modules without one of their own.
+    """
+    bias = shared if module.rel_pos is None else module.rel_pos.get_bias()
+    return module.proj_drop(module.proj(_attend_heads(module, x, prior, bias)))  # type: ignore[no-any-return]
+
+
+def _attend_heads(module: Any, x: Tensor, prior: PlacedPrior | None, mask: Tensor | None) -> Tensor:
+    """Returns the joined heads, `(batch, tokens, heads * dim)`, of a module that normalizes q and k if it has norms."""
+    batch, tokens, _ = x.shape
+    qkv, dropout = module.qkv(x), module.attn_drop.p if module.training else 0.0
+    options = {"prior": prior, "mask": mask, "dropout": dropout, "scale": module.scale}
+    if type(module.q_norm) is type(module.k_norm) is nn.Identity:
+        return attend_packed(qkv, heads=module.num_heads, **options)
+    q, k, v = qkv.reshape(batch, tokens, 3, module.num_heads, module.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+    return attend(module.q_norm(q), module.k_norm(k), v, **options).transpose(1, 2).flatten(2)
 
 
 def window_attention_forward(module: Any, x: Tensor, prior: PlacedPrior | None, mask: Tensor | None = None) -> Tensor:
@@ -130,4 +155,5 @@ def with_table(prior: PlacedPrior | None, table: Tensor, window: Grid) -> Placed
 
 
 FAST_FORWARDS[Attention.forward] = AttentionForward
+FAST_FORWARDS[RelPosAttention.forward] = RelativeAttentionForward
 FAST_FORWARDS[WindowAttention.forward] = WindowAttentionForward

@@ -9,6 +9,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vicinal.attachment.plain_attention import PLAIN_CLASSES, PlainAttention
+from vicinal.attention import attend
 from vicinal.errors import VicinalError
 from vicinal.models.drop_path import VitBlock
 
@@ -28,8 +30,22 @@ class TokenAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns tokens, `(batch, tokens, out_dim)`, of tokens `(batch, tokens, dim)`."""
         q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)
-        out = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
-        return (v + self.proj(out)).squeeze(1)  # type: ignore[no-any-return]
+        return (v + self.proj(self.attend_tokens(q, k, v))).squeeze(1)  # type: ignore[no-any-return]
+
+    def attend_tokens(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Returns attention of queries, keys and values `(batch, 1, tokens, out_dim)`, of the same shape."""
+        return F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+
+
+class _PlainTokenAttention(PlainAttention):
+    """`TokenAttention` without a prior, by the native kernels where they serve it."""
+
+    def attend_tokens(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Returns attention of queries, keys and values `(batch, 1, tokens, out_dim)`, of the same shape."""
+        return attend(q, k, v, scale=self.scale)
+
+
+PLAIN_CLASSES[TokenAttention.forward] = _PlainTokenAttention
 
 
 class TokenTransformer(nn.Module):
