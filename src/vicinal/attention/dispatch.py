@@ -37,6 +37,7 @@ from vicinal.attention.reference import attend_plain
 from vicinal.errors import VicinalError, unknown_name
 from vicinal.priors.base import Prior
 from vicinal.priors.full_precision import autocasting, full_precision
+from vicinal.priors.function_transforms import transforms_active
 
 __all__ = ["Backend", "attend"]
 
@@ -164,7 +165,7 @@ def _attend_by_torch(
             return attend_fused(q, k, v, prior()[1], **options)
         if path is not GpuPath.RECOMPUTE:
             auto, backend = False, path.value
-    if auto and (torch._C._are_functorch_transforms_active() or (compiling and not _operator_serves(q, dropout))):
+    if auto and (transforms_active() or (compiling and not _operator_serves(q, dropout))):
         backend = "plain"
     if backend == "plain":
         return attend_plain(q, k, v, *prior(), **options)

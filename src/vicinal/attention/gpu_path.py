@@ -12,6 +12,7 @@ from torch import Tensor
 from vicinal.attention.placed_prior import PlacedPrior
 from vicinal.attention.quadratic import quadratic_bias, quadratic_is_exact
 from vicinal.priors.base import Prior
+from vicinal.priors.function_transforms import transforms_active
 
 __all__ = ["Call", "GpuPath", "PriorKind", "call_facts", "choose_gpu_path", "runs_on_gpu"]
 
@@ -55,7 +56,7 @@ class Call:
     compiling: bool = False
     exporting: bool = False
     transformed: bool = False
-    """Whether a function transform is active, such as `torch.func.vmap`."""
+    """Whether a function transform is active, such as `torch.func.vmap` or forward-mode AD."""
 
 
 def choose_gpu_path(call: Call) -> GpuPath:
@@ -107,7 +108,7 @@ def call_facts(
         dropout=dropout > 0,
         compiling=torch.compiler.is_compiling(),
         exporting=torch.compiler.is_exporting(),
-        transformed=torch._C._are_functorch_transforms_active(),
+        transformed=transforms_active(),
     )
 
 

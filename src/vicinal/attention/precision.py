@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vicinal.priors.full_precision import smallest_factor
+from vicinal.priors.function_transforms import transforms_active
 
 __all__ = [
     "additive_mask",
@@ -49,7 +50,7 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def values_are_readable(x: Tensor) -> bool:
     """Returns whether Python can branch on the values of `x`: not while they are traced or transformed."""
-    transformed = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    transformed = torch.compiler.is_compiling() or transforms_active()
     return not transformed and type(x) is Tensor and x.device.type != "meta"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vicinal.grid import Grid
+from vicinal.priors.function_transforms import transforms_active
 from vicinal.priors.quadratic_bias import QuadraticBias
 
 if TYPE_CHECKING:
@@ -162,10 +163,11 @@ class TokenCache:
             pairs: number of pairs of tokens.
             make: computes the values.
         """
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or prior.heads * pairs > MAX_CACHED_VALUES:
+        traced = torch.compiler.is_compiling() or transforms_active()
+        if torch.is_grad_enabled() or traced or prior.heads * pairs > MAX_CACHED_VALUES:
             return make()
         state = prior._state()
-        if any(values.device.type != "cpu" for values in state):  # comparing would synchronize with the device
+        if not all(map(_can_be_compared, state)):
             return make()
         plain = _settings(prior)
         if self._plain != plain or not _equal(self._state, state):
@@ -178,6 +180,11 @@ class TokenCache:
                 self._values.pop(next(iter(self._values)), None)
         self._values[places] = values  # most recently used last
         return values
+
+
+def _can_be_compared(values: Tensor) -> bool:
+    """Returns whether values can be compared at once: a GPU would be waited for, fake tensors have no values."""
+    return values.device.type == "cpu" and type(values) in (Tensor, nn.Parameter)
 
 
 def _settings(prior: "Prior") -> list[object]:

@@ -9,6 +9,7 @@ from vicinal.attention.placed_prior import PlacedPrior, current_values
 from vicinal.attention.precision import additive_mask, softmax_dtype
 from vicinal.attention.recompute import Settings
 from vicinal.priors.base import Prior
+from vicinal.priors.function_transforms import transforms_active
 
 __all__ = ["attend_native", "attend_native_packed", "native_serves"]
 
@@ -18,8 +19,8 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 def native_serves(x: Tensor, *others: Tensor, dropout: float = 0.0) -> bool:
     """Returns whether the native kernels compute attention of queries `x`, or of a projection `x`.
 
-    Not under functorch's transforms, which see no operations inside of a kernel, nor where a graph is exported to
-    other machines. A compiled graph would drop the same weights in every step, so dropout is not for it.
+    Not under function transforms, which see no operations inside of a kernel, nor where a graph is exported to other
+    machines. A compiled graph would drop the same weights in every step, so dropout is not for it.
 
     Args:
         x: queries, `(batch, heads, queries, dim)`, or a projection, `(batch, tokens, 3 * heads * dim)`.
@@ -28,7 +29,7 @@ def native_serves(x: Tensor, *others: Tensor, dropout: float = 0.0) -> bool:
     """
     if not native_ready() or x.device.type != "cpu" or x.dtype not in DTYPES:
         return False
-    if any(other.dtype != x.dtype for other in others) or torch._C._are_functorch_transforms_active():
+    if any(other.dtype != x.dtype for other in others) or transforms_active():
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting() and not dropout
