@@ -4,9 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
-from formula import by_formula, by_kernel, random_call
+from formula import by_formula, by_kernel, over_tokens, random_call
 from vicinal.attention.native import NativeState, native_status, prepare_native
+from vicinal.attention.native.operators import NativeArguments, native_attention
+from vicinal.attention.recompute import Settings
 from vicinal.grid import Grid
 
 pytestmark = pytest.mark.skipif(
@@ -102,6 +105,45 @@ def test_half_precision_is_rounded_once(variant, dtype):
     assert all(x.dtype == torch.float32 for x in found[4:])
     limit = torch.finfo(dtype).eps
     assert all(error <= limit for error in relative_errors(found, truth))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_numbers_of_half_precision_are_read_and_rounded_exactly(variant, dtype):
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+    one, two = bits.view(dtype), bits[torch.randperm(2**16, generator=torch.Generator().manual_seed(0))].view(dtype)
+    v = torch.stack([one, two]).view(1, 2, 1024, 64).permute(2, 0, 1, 3)  # two keys of equal weight: their mean
+    q = torch.zeros_like(v)
+    given = NativeArguments(None, None, None, None, Settings(0, 0, 0, False, 1.0, 0.0, 0))
+    found = native_attention(q[:, :, :1], q, v, given)
+    expected = flushed(flushed(v.float()).sum(2, keepdim=True) / 2).to(dtype)
+    torch.testing.assert_close(found, expected, atol=0, rtol=0, equal_nan=True)
+
+
+def flushed(x):
+    """Returns fp32 numbers with 0 in place of denormal ones, which bfloat16 has as well."""
+    return torch.where(x.abs() < torch.finfo(torch.float32).tiny, 0.0, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("grid", "dim"), [(Grid(8, 8, 1), 16), (Grid(14, 14, 1), 64), (Grid(16, 16), 32)], ids=str)
+@pytest.mark.parametrize("name", ["no prior", "bias"])
+def test_half_precision_is_no_worse_than_that_of_torch(variant, name, grid, dim, dtype):
+    ours, theirs = [], []
+    for seed in range(3):
+        call = case(name, grid, 3, 2, dim=dim, seed=seed, dtype=dtype)
+        truth = by_formula(call, torch.float64)[:4]
+        leaves = [x.detach().requires_grad_() for x in (call.q, call.k, call.v)]
+        mask = None if call.bias is None else over_tokens(call, call.bias, 0.0)
+        out = F.scaled_dot_product_attention(*leaves, attn_mask=mask)
+        ours.append(mean_square_errors(by_kernel(call, dtype)[:4], truth))
+        theirs.append(mean_square_errors([out, *torch.autograd.grad(out, leaves, call.direction)], truth))
+    for mine, of_torch in zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
+        assert sum(mine) <= 1.00001 * sum(of_torch), (ours, theirs)  # rounding the result is nearly all of both
+
+
+def mean_square_errors(found, truth):
+    """Returns the mean square error of each result."""
+    return [float((a.detach().double() - b).square().mean()) for a, b in zip(found, truth, strict=True)]
 
 
 def test_queries_and_keys_of_different_places(variant):

@@ -174,17 +174,6 @@ def test_of_several_processes_only_the_first_says_what_is_missing(unprepared, mo
     assert said(capsys) == []
 
 
-def test_clang_needs_the_runtime_that_torch_has(unprepared, monkeypatch):
-    script = unprepared / "clang"
-    script.write_text("#!/bin/sh\necho 'clang version 18.1.0'\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("CXX", str(script))
-    monkeypatch.setattr("vicinal.attention.native.compiler.LLVM_OPENMP", "no_such_function")
-    assert "LLVM's OpenMP runtime" in native_status().reason
-    monkeypatch.setattr("vicinal.attention.native.compiler.LLVM_OPENMP", "malloc")
-    assert native_status().state is NativeState.NOT_BUILT
-
-
 def test_a_cache_that_cannot_be_written_is_a_failed_build(unprepared, monkeypatch, capsys):
     monkeypatch.setenv("VICINAL_CACHE", str(unprepared / "c++"))  # a file
     status = prepare_native()

@@ -1,5 +1,6 @@
 """Libraries on disk: several processes, builds that were killed, damaged files."""
 
+import itertools
 import shutil
 import signal
 import sys
@@ -102,12 +103,12 @@ def test_commands_have_the_flags_of_their_variant(here, tmp_path):
     commands = {file.name: command for file, command in plan.compile_commands(tmp_path).items()}
     for each in runnable_variants():
         kernel = commands[f"kernel-{each.name}.o"]
-        assert {f"-DVICINAL_VARIANT={each.name}", "-O3", "-fopenmp", *each.compiler_flags} <= set(kernel)
+        assert {f"-DVICINAL_VARIANT={each.name}", "-O3", *each.compiler_flags} <= set(kernel)
         assert ("-mavx2" in kernel) == (each.name != "portable")
         assert "-isystem" not in kernel
         assert (f"-DVICINAL_HAS_{each.name.upper()}" in commands["binding.o"]) == (each.name != "portable")
     link = plan.link_command([tmp_path / "a.o"], tmp_path / "a.so")
-    assert "-fopenmp" not in link
+    assert "-fopenmp" not in [*link, *itertools.chain(*commands.values())]  # clang's own would need LLVM's runtime
     assert "-ltorch_cpu" in link
 
 

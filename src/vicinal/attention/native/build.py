@@ -3,8 +3,8 @@
 The compiler is called directly, with the paths of `torch.utils.cpp_extension`: kernels have flags of their own for each
 variant, and nothing is shared with other builds, as the build folder of `cpp_extension.load` is.
 
-Sources are compiled with OpenMP, but the library is not linked to a runtime. Its symbols are those of the runtime that
-torch has loaded; a second one would have a second pool of threads.
+Threads are those of the OpenMP runtime that torch has loaded, see `source/threads.h`. Sources are neither compiled with
+OpenMP nor linked to a runtime, so g++ and clang++ build the same library, whichever runtime torch has.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from vicinal.attention.native.cpu_features import Variant
 __all__ = ["BuildError", "BuildPlan", "compile_library"]
 
 SOURCE_SUFFIXES = (".cpp", ".h")
-COMMON_FLAGS = ("-std=c++20", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
+COMMON_FLAGS = ("-std=c++20", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden")
 KERNEL_FLAGS = ("-O3", *COMMON_FLAGS)
 BINDING_FLAGS = ("-O2", *COMMON_FLAGS)
 LINK_FLAGS = ("-shared", "-lc10", "-ltorch_cpu", "-ltorch")

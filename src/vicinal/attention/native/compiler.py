@@ -1,6 +1,5 @@
 """Finds the C++ compiler: `CXX` if it is set, else g++, else clang++."""
 
-import ctypes
 import os
 import shlex
 import shutil
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 __all__ = ["Compiler", "NoCompiler", "find_compiler"]
 
 DEFAULTS = ("g++", "clang++")
-LLVM_OPENMP = "__kmpc_fork_call"  # what clang calls for a parallel region; g++ calls GOMP_parallel
 VERSION_SECONDS = 60
 
 
@@ -36,7 +34,7 @@ def find_compiler() -> Compiler:
     """Returns the C++ compiler.
 
     Raises:
-        NoCompiler: there is none, it does not run, or its OpenMP runtime is not the one that torch has loaded.
+        NoCompiler: there is none, or it does not run.
     """
     if own := shlex.split(os.environ.get("CXX", "")):
         path = shutil.which(own[0])
@@ -62,14 +60,4 @@ def _checked(command: tuple[str, ...]) -> Compiler:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise NoCompiler(f"{shlex.join([*command, '--version'])} failed: {error}") from None
-    if "clang" in done.stdout and not _has_symbol(LLVM_OPENMP):
-        # To link LLVM's own would put two runtimes, with two pools of threads, into one process.
-        raise NoCompiler(f"{command[0]} is clang, which needs LLVM's OpenMP runtime, and this torch has GNU's; use g++")
     return Compiler(command, done.stdout.strip())
-
-
-def _has_symbol(name: str) -> bool:
-    """Returns whether a library that torch has loaded defines a C function."""
-    import torch  # noqa: F401
-
-    return hasattr(ctypes.CDLL(None), name)

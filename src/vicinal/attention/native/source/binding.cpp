@@ -1,6 +1,5 @@
 // torch's side of the kernels: checks, memory, threads, and the operators of the library `vicinal_native`.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <cstring>
@@ -8,6 +7,7 @@
 #include <string>
 
 #include "call.h"
+#include "threads.h"
 #include "values.h"
 
 namespace {
@@ -17,8 +17,8 @@ using std::optional;
 using namespace vicinal;
 
 constexpr int64_t MIN_PRODUCTS_PER_WORKER = 1 << 16;  // multiplications: a parallel region takes microseconds
-constexpr int64_t PAIRS_PER_WORKER = 8;                // from here on, one pair more for some workers hardly matters
-constexpr int64_t MIN_QUERIES = 24;                    // of a part of a pair: each part packs all keys
+constexpr int64_t PAIRS_PER_WORKER = 8;               // from here on, one pair more for some workers hardly matters
+constexpr int64_t MIN_QUERIES = 24;                   // of a part of a pair: each part packs all keys
 
 const std::vector<const Kernels*>& all_kernels() {  // the last is the best
   static const std::vector<const Kernels*> found{
@@ -130,9 +130,8 @@ class Prepared {
     const int64_t items = call.batch * call.heads * call.parts;
     // Masks with a row for every image have gradients that heads share: then a worker takes whole images.
     const int64_t unit = whole_images ? call.heads : 1, units = items / unit;
-    at::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
-      for (int64_t worker = first; worker < last; ++worker)
-        kernel(call, units * worker / workers * unit, units * (worker + 1) / workers * unit, worker);
+    run_workers(workers, [&](int64_t worker) {
+      kernel(call, units * worker / workers * unit, units * (worker + 1) / workers * unit, worker);
     });
   }
 

@@ -2,6 +2,7 @@
 // it is used in place, else it is copied.
 #pragma once
 #include "call.h"
+#include "half.h"
 #include "product.h"
 
 namespace {
@@ -9,41 +10,6 @@ namespace {
 using vicinal::Call;
 using vicinal::Tokens;
 using vicinal::Type;
-
-inline float half_to_float(uint16_t x) {
-#if defined(__F16C__)
-  return _cvtsh_ss(x);
-#else
-  _Float16 y;
-  __builtin_memcpy(&y, &x, 2);
-  return static_cast<float>(y);
-#endif
-}
-
-inline uint16_t float_to_half(float x) {
-#if defined(__F16C__)
-  return _cvtss_sh(x, 0);
-#else
-  const _Float16 y = static_cast<_Float16>(x);
-  uint16_t bits;
-  __builtin_memcpy(&bits, &y, 2);
-  return bits;
-#endif
-}
-
-inline float bfloat_to_float(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float y;
-  __builtin_memcpy(&y, &bits, 4);
-  return y;
-}
-
-inline uint16_t float_to_bfloat(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  if (x != x) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to the nearest, ties to even
-}
 
 // Calls f with a null pointer of the type in memory and the conversions from and to float.
 template <class F> inline void with_type(Type type, F f) {
@@ -76,7 +42,9 @@ template <class T> class Staged {
         dim_(dim),
         order_(call.order),
         in_place_(tensor.type == TYPE_OF<T> && tensor.channel == 1 && dim % LANES<T> == 0 && !call.order),
-        number_(tensor.type == Type::f64 ? 8 : tensor.type == Type::f32 ? 4 : 2),
+        number_(tensor.type == Type::f64   ? 8
+                : tensor.type == Type::f32 ? 4
+                                           : 2),
         share_(tokens * dim * number_ <= MOST_FETCHED ? (tokens + call.queries - 1) / call.queries : 0) {}
 
   int64_t room() const { return in_place_ ? 0 : tokens_ * padded<T>(dim_); }
