@@ -3,6 +3,7 @@
     python benchmarks/attention.py                    # all grids, one and two threads: about six minutes on two cores
     python benchmarks/attention.py --sides 8 16       # some of the grids
     python benchmarks/attention.py --compile          # adds the same under torch.compile
+    python benchmarks/attention.py --dtype bfloat16   # next to SDPA in the same dtype
     python benchmarks/attention.py --narrow           # narrow windows of `conv` only, about a minute
     VICINAL_NATIVE=avx2 python benchmarks/attention.py    # another variant of the native library; 0 for none
 
@@ -62,7 +63,7 @@ def by_views(qkv: Tensor, heads: int, attention: Callable[..., Tensor], **option
     return attention(q, k, v, **options).transpose(1, 2).flatten(2)
 
 
-def ways(heads: int, grid: vicinal.Grid, compiled: bool) -> dict[str, Way]:
+def ways(heads: int, grid: vicinal.Grid, compiled: bool, dtype: torch.dtype) -> dict[str, Way]:
     """Everything that is compared, by name; the first one is the measure."""
     views = functools.partial(by_views, heads=heads)
 
@@ -91,6 +92,8 @@ def ways(heads: int, grid: vicinal.Grid, compiled: bool) -> dict[str, Way]:
         "vicinal, gmm, window mask": ours("gmm:init=spread", mask=windows),
         "vicinal, gmm, q, k and v apart": functools.partial(views, attention=attend, prior=prior("gmm:init=spread")),
     }
+    if dtype != torch.float32:
+        del found["paper's way, K=5"]  # its program has a mask in fp32
     if compiled:
         # Gradients of the priors' parameters included; each way compiles in its first, unmeasured round.
         names = ["SDPA, no prior", "vicinal, gmm K=5", "vicinal, gab", "vicinal, conv"]
@@ -108,12 +111,14 @@ def narrow_ways(heads: int, grid: vicinal.Grid) -> dict[str, Way]:
     return found
 
 
-def measure(side: int, rounds: int, contenders: Callable[[int, vicinal.Grid], dict[str, Way]]) -> None:
+def measure(
+    side: int, rounds: int, contenders: Callable[[int, vicinal.Grid], dict[str, Way]], dtype: torch.dtype
+) -> None:
     """Times all contenders, made from heads and grid, on one grid and prints a table."""
     batch, heads, dim, prefix = SHAPES[side]
     grid = vicinal.Grid(side, side, prefix)
-    leaf = torch.randn(batch, grid.tokens, 3 * heads * dim, requires_grad=True)
-    gradient = torch.randn(batch, grid.tokens, heads * dim)
+    leaf = torch.randn(batch, grid.tokens, 3 * heads * dim, dtype=dtype, requires_grad=True)
+    gradient = torch.randn(batch, grid.tokens, heads * dim, dtype=dtype)
     found = contenders(heads, grid)
 
     def modules(way: Way) -> list[nn.Module]:
@@ -136,23 +141,41 @@ def measure(side: int, rounds: int, contenders: Callable[[int, vicinal.Grid], di
     print_table(title, times, memory)
 
 
+def compare_threads(threads: list[int], rounds: int, dtype: torch.dtype) -> None:
+    """Times attention under a `gmm` with numbers of threads that take turns, and prints a table."""
+    batch, heads, dim, prefix = SHAPES[NARROW_SIDE]
+    grid = vicinal.Grid(NARROW_SIDE, NARROW_SIDE, prefix)
+    prior = vicinal.build_prior("gmm:init=spread", heads=heads, grid=grid)
+    leaf = torch.randn(batch, grid.tokens, 3 * heads * dim, dtype=dtype, requires_grad=True)
+
+    def step(count: int) -> None:
+        torch.set_num_threads(count)
+        torch.autograd.grad(attend_packed(leaf, heads=heads, prior=prior).sum(), [leaf, *prior.parameters()])
+
+    runs = {f"gmm K=5, threads: {count}": functools.partial(step, count) for count in threads}
+    print_table(f"grid {grid}, batch {batch}, {heads} heads of {dim}", interleaved(runs, rounds))
+
+
 def main() -> None:
     """Parse the command line and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sides", nargs="+", type=int, choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--compile", action="store_true", help="add torch.compile'd ways")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], default="float32")
     parser.add_argument("--rounds", type=int, default=21, help="measured rounds")
     parser.add_argument("--narrow", action="store_true", help="narrow windows only")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     prepare_native()
-    print(f"torch {torch.__version__}; forward + backward, fp32; attention of vicinal: {attention_path()}")
+    dtype = getattr(torch, arguments.dtype)
+    print(f"torch {torch.__version__}; forward + backward, {dtype}; attention of vicinal: {attention_path()}")
     for threads in arguments.threads:
         torch.set_num_threads(threads)
         for side in [] if arguments.narrow else arguments.sides:
-            measure(side, arguments.rounds, functools.partial(ways, compiled=arguments.compile))
-        measure(NARROW_SIDE, arguments.rounds, narrow_ways)
+            measure(side, arguments.rounds, functools.partial(ways, compiled=arguments.compile, dtype=dtype), dtype)
+        measure(NARROW_SIDE, arguments.rounds, narrow_ways, dtype)
+    compare_threads(arguments.threads, arguments.rounds, dtype)
 
 
 if __name__ == "__main__":
