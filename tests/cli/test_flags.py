@@ -103,7 +103,8 @@ class Group:
     counted: int = 1
     """How many."""
     names: tuple[str, ...] = field(default_factory=lambda: ("a",))
-    """Which."""
+    """Which
+    of them."""
 
 
 def show(
@@ -113,7 +114,12 @@ def show(
     kind: Literal["x", "y"] | None = None,
     quiet: bool = False,
 ) -> tuple[object, ...]:
-    """Returns what it is given."""
+    """Returns what it is given.
+
+    Args:
+        pair: Two
+            numbers.
+    """
     return place, group.counted, group.names, pair, kind, quiet
 
 
@@ -136,4 +142,12 @@ def test_a_value_that_does_not_fit_is_an_error_of_ours():
 
 
 def test_docs_of_fields_are_read():
-    assert field_docs(Group) == {"counted": "How many.", "names": "Which."}
+    assert field_docs(Group) == {"counted": "How many.", "names": "Which of them."}
+
+
+def test_help_has_no_line_breaks_of_the_source(capsys):
+    with pytest.raises(SystemExit):
+        call_with_flags(show, "show", ["--help"])
+    shown = capsys.readouterr().out
+    assert "Two numbers." in shown
+    assert "Which of them." in shown

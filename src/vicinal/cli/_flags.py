@@ -4,6 +4,7 @@ import ast
 import functools
 import inspect
 import itertools
+import re
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -47,17 +48,24 @@ def call_with_flags(function: Callable[..., Any], prog: str, args: Sequence[str]
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Returns the docstring below each field of a dataclass, by the name of the field."""
-    definition = ast.parse(inspect.getsource(cls)).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    docs = {}
-    for each, doc in itertools.pairwise(definition.body):
-        if isinstance(each, ast.AnnAssign) and isinstance(doc, ast.Expr):
-            docs[ast.unparse(each.target)] = inspect.cleandoc(ast.literal_eval(doc.value))
+    """Returns the docstring below each field of a dataclass, in one line, by the name of the field.
+
+    Fields that it inherits are included; those of a class that was made without source are not.
+    """
+    docs: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(cls.__mro__)):
+        try:
+            definition = ast.parse(inspect.getsource(base)).body[0]
+        except OSError:  # `make_dataclass` made it
+            continue
+        assert isinstance(definition, ast.ClassDef)
+        for each, doc in itertools.pairwise(definition.body):
+            if isinstance(each, ast.AnnAssign) and isinstance(doc, ast.Expr):
+                docs[ast.unparse(each.target)] = " ".join(ast.literal_eval(doc.value).split())
     return docs
 
 
-def _flag_type(name: str, annotation: Any) -> Any:
+def _flag_type(name: str, annotation: Any, description: str | None = None) -> Any:
     """Returns the annotation of a parameter with what tyro needs to show and convert its flag."""
     type_, *extras = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (annotation,)
     if is_dataclass(type_):
@@ -65,7 +73,7 @@ def _flag_type(name: str, annotation: Any) -> Any:
     is_positional = tyro.conf.Positional in extras
     flag = name.upper() if is_positional else f"--{name.replace('_', '-')}"
     spec = [] if type_ is bool else _constructor(flag, type_, name.upper() if is_positional else None)
-    return Annotated[(type_, *spec, tyro.conf.arg(help_behavior_hint=_describe_default), *extras)]
+    return Annotated[(type_, *spec, tyro.conf.arg(help=description, help_behavior_hint=_describe_default), *extras)]
 
 
 def _with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,6 +86,7 @@ def _with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     del call.__wrapped__  # tyro would read the signature there
+    call.__doc__ = _unwrapped(function.__doc__ or "")
     hints = typing.get_type_hints(function, include_extras=True)
     signature = inspect.signature(function)
     parameters = [each.replace(annotation=_flag_type(name, hints[name])) for name, each in signature.parameters.items()]
@@ -88,15 +97,21 @@ def _with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _group_type(cls: Any) -> type:
     """Returns a subclass of a dataclass whose fields are flags."""
-    hints = typing.get_type_hints(cls, include_extras=True)
+    hints, docs = typing.get_type_hints(cls, include_extras=True), field_docs(cls)
     members: list[tuple[str, Any, Any]] = []
     for each in fields(cls):
         values: dict[str, Any] = {"default": each.default, "default_factory": each.default_factory}
         default: Any = field(**{name: value for name, value in values.items() if value is not MISSING})
-        members.append((each.name, _flag_type(each.name, hints[each.name]), default))
+        members.append((each.name, _flag_type(each.name, hints[each.name], docs.get(each.name)), default))
     made = make_dataclass(cls.__name__, members, bases=(cls,), kw_only=True)
-    made.__doc__ = "" if cls.__doc__.startswith(f"{cls.__name__}(") else cls.__doc__  # dataclasses make such docstrings
+    # dataclasses make docstrings that are signatures
+    made.__doc__ = "" if cls.__doc__.startswith(f"{cls.__name__}(") else _unwrapped(cls.__doc__)
     return made
+
+
+def _unwrapped(doc: str) -> str:
+    """Returns a docstring with one line for each argument: tyro shows the line breaks of the source."""
+    return re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(doc))
 
 
 def _constructor(flag: str, type_: Any, metavar: str | None) -> list[Any]:
