@@ -1,34 +1,43 @@
 """Attention without a prior by the native kernels, for models that this package makes.
 
-So the arms of a comparison differ in their prior, and not in the kernel that computes attention.
+So the arms of a comparison differ in their prior, and not in the kernel that computes attention. Classes that most
+models use have a forward of ours; in others, calls of `F.scaled_dot_product_attention` are replaced.
 """
 
 import functools
+import inspect
 from typing import Any
 
+import torch
 from timm.layers.attention import Attention
 from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vicinal.attachment.timm_forwards import attention_forward, relative_attention_forward, window_attention_forward
+from vicinal.attention import attend
 from vicinal.attention.native.path import native_serves
+from vicinal.inspection.attention_mode import AttentionMode, FusedCall
 
 __all__ = ["PLAIN_CLASSES", "PlainAttention", "use_package_attention"]
+
+MIN_IMAGES = 8  # or windows: with fewer, entering a mode and leaving it takes a visible part of an attention layer
 
 
 def use_package_attention(model: nn.Module) -> None:
     """Swaps the class of attention modules that have no prior for one that uses the native kernels where they serve.
 
-    Modules whose forward is not one of `PLAIN_CLASSES` stay as they are. Names of weights stay, and so do copies and
-    pickles, which name the class before. `attach` and `detach` see the class before.
+    Modules whose forward is not one of `PLAIN_CLASSES` and that do not call `F.scaled_dot_product_attention` stay as
+    they are. Names of weights stay, and so do copies and pickles, which name the class before. `attach` and `detach`
+    see the class before.
 
     Args:
         model: any model.
     """
     for module in model.modules():
         base: Any = type(module)
-        if base.forward in PLAIN_CLASSES and not issubclass(base, PlainAttention):
+        if not hasattr(base, "plain_class") and (base.forward in PLAIN_CLASSES or _calls_fused_attention(base)):
             module.__class__ = _plain_class(base)
 
 
@@ -72,6 +81,30 @@ class _WindowAttention(PlainAttention):
         return window_attention_forward(self, x, None, mask)
 
 
+class _FusedAttention(PlainAttention):
+    """Any class that calls `F.scaled_dot_product_attention`."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the class's own forward does; for a few images by that alone, since a mode takes its time."""
+        x = args[0] if args else None
+        serves = isinstance(x, Tensor) and len(x) >= MIN_IMAGES and native_serves(x)
+        if not serves or torch.compiler.is_compiling():
+            return self.plain_class.forward(self, *args, **kwargs)
+        with _NativeCalls():
+            return self.plain_class.forward(self, *args, **kwargs)
+
+
+class _NativeCalls(AttentionMode):
+    """Computes `F.scaled_dot_product_attention` by `attend`, which uses the native kernels where they serve."""
+
+    def on_fused(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: FusedCall) -> Tensor:
+        """Returns the result of attention in one call."""
+        if func is not F.scaled_dot_product_attention or call.is_causal or call.enable_gqa:
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+        mask, dropout = call.attn_mask, call.dropout_p
+        return attend(call.query, call.key, call.value, mask=mask, dropout=dropout, scale=call.scale)
+
+
 PLAIN_CLASSES: dict[Any, type[PlainAttention]] = {
     Attention.forward: _Attention,
     RelPosAttention.forward: _RelativeAttention,
@@ -81,8 +114,16 @@ PLAIN_CLASSES: dict[Any, type[PlainAttention]] = {
 
 
 @functools.cache
+def _calls_fused_attention(base: Any) -> bool:
+    """Returns whether the class that defines a module's forward names `scaled_dot_product_attention` in a method."""
+    owner = next(cls for cls in base.__mro__ if "forward" in vars(cls))
+    methods = filter(inspect.isfunction, vars(owner).values())
+    return any(F.scaled_dot_product_attention.__name__ in method.__code__.co_names for method in methods)
+
+
+@functools.cache
 def _plain_class(base: Any) -> type[nn.Module]:
-    mixin = PLAIN_CLASSES[base.forward]
+    mixin = PLAIN_CLASSES.get(base.forward, _FusedAttention)
     return type(base.__name__, (mixin, base), {"__module__": __name__, "__doc__": mixin.__doc__, "plain_class": base})
 
 

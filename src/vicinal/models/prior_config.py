@@ -21,7 +21,7 @@ Priors = str | Sequence[Mapping[str, Any]]
 def attach_priors(model: nn.Module, prior: Priors | None, shape: tuple[int, int, int]) -> None:
     """Attaches one prior to all layers of a model, or several to the layers that they name.
 
-    Attention without a prior is computed by the package too, where it is timm's own or T2T's.
+    Attention without a prior is computed by the package too, where it is a call of `F.scaled_dot_product_attention`.
 
     Args:
         model: a model without priors.
